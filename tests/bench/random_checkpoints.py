@@ -31,6 +31,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 49152,
         "tie_word_embeddings": True,
     },
+    "qwen3_moe": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 512,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
     "gemma3_text": {
         "hidden_size": 640,
         "intermediate_size": 2048,
@@ -43,7 +55,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 262144,
     },
 }
-"""Those of Qwen3-0.6B, with 12 of its 28 layers and a smaller vocabulary, and of Gemma 3 270M."""
+"""Those of Qwen3-0.6B, with 12 of its 28 layers and a smaller vocabulary, a mixture of 32 experts,
+and Gemma 3 270M."""
 
 COMMON = {"max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 

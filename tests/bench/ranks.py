@@ -2,9 +2,10 @@
 
     python tests/bench/ranks.py [--write]
 
-One rank with N threads is compared with two ranks of N / 2 threads, and the executor `mp` with
-`uni`, in turns. Each number is the median of ROUNDS rounds. Then the exchange of tensors
-between two processes. --write puts the tables on docs/scaling.md.
+One rank with N threads is compared with two ranks of N / 2 threads, the executor `mp` with `uni`,
+and whole experts on each rank with a share of every expert, in turns. Each number is the median of
+ROUNDS rounds. Then the exchange of tensors between two processes. --write puts the tables on
+docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -61,13 +62,10 @@ def seconds(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> float:
     return time.perf_counter() - started
 
 
-def compare(model: str | None, num_threads: int) -> list[list[float]]:
-    """Return the rates of one rank, of one rank in a process of its own, and of two ranks."""
-    ways: list[dict[str, Any]] = [
-        {},
-        {"distributed_executor_backend": "mp"},
-        {"tensor_parallel_size": 2, "num_threads": max(1, num_threads // 2)},
-    ]
+def compare(
+    model: str | None, num_threads: int, ways: Sequence[dict[str, Any]]
+) -> list[list[float]]:
+    """Return the rates of each way to run a model. ways: settings."""
     common = {
         "enable_prefix_caching": False,
         "kv_cache_memory_bytes": 1 << 29,
@@ -129,13 +127,28 @@ def report(num_threads: int, folder: Path) -> str:
     ]
     checkpoint = folder / "qwen3"
     write("qwen3", "bfloat16", checkpoint)
-    models = {"SmolLM2-135M, Q4_1": None, "Qwen3 of 12 layers, bfloat16": str(checkpoint)}
-    for name, model in models.items():
-        one, apart, two = compare(model, num_threads)
-        lines.append(row(name, "1", one))
-        lines.append(row("", "1, executor `mp`", apart, one))
-        lines.append(row("", "2", two, one))
+    mixture = folder / "mixture"
+    write("qwen3_moe", "bfloat16", mixture)
+    two: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": max(1, num_threads // 2)}
+    ways = {"1": {}, "1, executor `mp`": {"distributed_executor_backend": "mp"}, "2": two}
+    of_experts = {"1": {}, "2": two, "2, whole experts": {**two, "enable_expert_parallel": True}}
+    for name, model, chosen in (
+        ("SmolLM2-135M, Q4_1", None, ways),
+        ("Qwen3 of 12 layers, bfloat16", str(checkpoint), ways),
+        ("Qwen3-MoE of 32 experts, bfloat16", str(mixture), of_experts),
+    ):
+        lines += rows(name, model, num_threads, chosen)
     return "\n".join([*lines, "", *exchanges(folder)])
+
+
+def rows(
+    name: str, model: str | None, num_threads: int, ways: dict[str, dict[str, Any]]
+) -> list[str]:
+    """Return the lines of a model. ways: settings by name, the first of which is the base."""
+    base, *others = compare(model, num_threads, list(ways.values()))
+    first, *names = ways
+    more = [row("", way, rates, base) for way, rates in zip(names, others, strict=True)]
+    return [row(name, first, base), *more]
 
 
 def row(name: str, way: str, numbers: list[float], base: list[float] | None = None) -> str:

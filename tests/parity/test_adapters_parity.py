@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import divide
 
 from pegboard import LoRARequest, SamplingParams
 from pegboard.errors import RequestError
@@ -124,6 +125,7 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
         ("gemma", {"head_dim": 8}, {"max_num_batched_tokens": 64}),
         ("qwen3_moe", {"head_dim": 8, **EXPERTS}, {}),
         ("olmoe", EXPERTS, {"max_num_batched_tokens": 64}),
+        ("qwen3_moe", {"head_dim": 8, **EXPERTS}, {"enable_expert_parallel": True}),
         (
             "qwen3_moe",
             {"head_dim": 8, **EXPERTS},
@@ -132,17 +134,20 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
     ],
     ids=[
         *("llama", "llama, tied, eager", "qwen2, preempted", "fallback", "fallback, tied"),
-        *("experts", "experts, chunked", "experts, eager, preempted"),
+        *("experts", "experts, chunked", "experts, shared out", "experts, eager, preempted"),
     ],
 )
 def test_a_mixed_batch_equals_merged_models(
     write: Any,
     open_llm: Any,
     adapters: dict[str, Weights],
+    monkeypatch: pytest.MonkeyPatch,
     model_type: str,
     config: Any,
     engine: Any,
 ) -> None:
+    if "enable_expert_parallel" in engine:
+        divide(monkeypatch, 2)
     reference = write(model_type, **config)
     models = [reference.model]
     requests = [None]

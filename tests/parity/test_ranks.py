@@ -24,6 +24,41 @@ from pegboard.plan.engine_plan import resolve
 from pegboard_testing.fake_collective import FakeCollective
 
 HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+GROUPS = {
+    "num_heads": 8,
+    "head_dim": 8,
+    "expand": 2,
+    "n_groups": 2,
+    "state_size": 16,
+    "num_attention_heads": None,
+    "num_key_value_heads": None,
+    "intermediate_size": None,
+}
+DELTA = {
+    "rms_norm_eps": 0.1,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 32,
+}
+GATES = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 1,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 8,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 6,
+    "laurel_rank": 5,
+    "vocab_size_per_layer_input": 100,
+    "intermediate_size": [48, 32, 48, 40],
+    "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0],
+}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64}
 LATENT = {
     "n_routed_experts": 8,
@@ -52,8 +87,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("mixtral", EXPERTS),
     "experts, sinks": ("gpt_oss", {**EXPERTS, "head_dim": 8, "sliding_window": 9}),
     "latents": ("deepseek_v3", LATENT),
+    "channels with states": (
+        "mamba",
+        {**dict.fromkeys(GROUPS), "state_size": 4, "expand": 2},
+    ),
+    "heads with states": ("mamba2", GROUPS),
+    "states of more ranks than groups": ("mamba2", {**GROUPS, "n_groups": 1}),
+    "delta rule, gated attention": ("qwen3_next", DELTA),
+    "closed gates": ("gemma3n_text", GATES),
 }
-STAGED = {name: STATES[name] for name in ("mamba2", "bamba")}
+WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": MODELS["experts"],
+    "gpt_oss, biases": MODELS["experts, sinks"],
+    "deepseek_v3, groups and shared experts": MODELS["latents"],
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 8},
+    ),
+    "llama4, weighted inputs": (
+        "llama4_text",
+        {"num_local_experts": 4, "intermediate_size_mlp": 40, "head_dim": 8},
+    ),
+    "qwen3_next": MODELS["delta rule, gated attention"],
+}
+STAGED = {**MODELS, "hybrid": STATES["bamba"]}
+del STAGED["closed gates"]
 Write = Callable[..., Any]
 FAILING = """
 class Failing:
@@ -71,15 +129,13 @@ class Failing:
 """
 
 
-@pytest.mark.parametrize("name", [*MODELS, *STAGED])
+@pytest.mark.parametrize("name", STAGED)
 @pytest.mark.parametrize(("count", "stages"), [(1, 2), (1, 3), (2, 2)])
 def test_stages(
     write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count: int, stages: int
 ) -> None:
     """Most of these models have three layers."""
-    kind, values = {**MODELS, **STAGED}[name]
-    if count > 1 and name in STAGED:
-        pytest.skip("ranks cannot divide its layers")
+    kind, values = STAGED[name]
     divide(monkeypatch, count, stages)
     check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64)
 
@@ -93,12 +149,57 @@ def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count
     check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64)
 
 
+@pytest.mark.parametrize("placement", ["linear", "round_robin"])
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_whole_experts(
+    write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count: int, placement: str
+) -> None:
+    kind, values = WITH_EXPERTS[name]
+    divide(monkeypatch, count)
+    settings: dict[str, Any] = {
+        "enable_expert_parallel": True,
+        "expert_placement_strategy": placement,
+    }
+    check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64, **settings)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3, groups and shared experts"])
+def test_whole_experts_of_processes(write: Write, name: str) -> None:
+    kind, values = WITH_EXPERTS[name]
+    settings = {"tensor_parallel_size": 2, "block_size": 16, "enable_expert_parallel": True}
+    check_parity(write(kind, **values), lengths=(6, 33), **settings)
+
+
+def test_whole_experts_of_one_rank_are_all(write: Write) -> None:
+    check_parity(write("mixtral", **EXPERTS), lengths=(6,), enable_expert_parallel=True)
+
+
+def test_models_without_experts_cannot_share_them_out(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write("llama").directory
+    for count in (1, 2):
+        if count > 1:
+            divide(monkeypatch, count)
+        with pytest.raises(ConfigError, match="has no experts; remove enable_expert_parallel"):
+            open_llm(directory, enable_expert_parallel=True)
+
+
+def test_ranks_without_an_expert_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {**EXPERTS, "num_local_experts": 2}
+    divide(monkeypatch, 3)
+    with pytest.raises(ModelError, match="2 heads, channels or experts .* among 3 ranks"):
+        open_llm(write("mixtral", **values).directory, enable_expert_parallel=True)
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "stages"),
     [
         ("heads in unequal shares", 2, 1),
         ("experts", 2, 1),
         ("latents", 2, 1),
+        ("heads with states", 2, 1),
         ("experts, sinks", 1, 3),
         ("heads in unequal shares", 2, 2),
     ],
@@ -112,6 +213,7 @@ def test_processes(write: Write, name: str, ranks: int, stages: int) -> None:
         "pipeline_parallel_size": stages,
         "max_model_len": 64,
         "block_size": 16,
+        "mamba_block_size": 16,
     }
     check_parity(reference, lengths=(6, 33), **settings)
     check_cached(reference, (32, 20, 32), **settings)
@@ -184,12 +286,13 @@ def test_a_collective_is_closed_with_its_worker(
 
 
 def test_what_ranks_cannot_divide_is_refused_by_name(write: Write) -> None:
-    def opened(directory: Any, ranks: int) -> LLM:
-        return open_llm(directory, tensor_parallel_size=ranks, num_threads=1)
+    def opened(directory: Any, ranks: int, **settings: Any) -> LLM:
+        return open_llm(directory, tensor_parallel_size=ranks, num_threads=1, **settings)
 
-    with pytest.raises(ConfigError, match="MambaForCausalLM.*cannot divide its layers"):
-        opened(write("mamba", "states", state_size=4, num_attention_heads=None).directory, 2)
-    with pytest.raises(ModelError, match="4 heads or channels to divide among 5 ranks|has 2 heads"):
+    fallback = {"hf_overrides": {"architectures": ["SomeForCausalLM"]}}
+    with pytest.raises(ConfigError, match="cannot divide its layers"):
+        opened(write("llama", "fallback").directory, 2, **fallback)
+    with pytest.raises(ModelError, match="4 heads, .* to divide among 5 ranks|has 2 heads"):
         opened(write("llama").directory, 5)
 
 

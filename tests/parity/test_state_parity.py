@@ -230,6 +230,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+TOLERANCES = {"zamba2": 5e-4}
+"""Where norms follow each other, rounding errors grow: at one position transformers' float32 is ten
+times as far from float64."""
+
 PREEMPTED = {"mamba2": 7, "falcon_h1": 12, "qwen3_next": 12, "minimax": 12}
 """With so few blocks, requests are preempted."""
 
@@ -237,9 +241,7 @@ PREEMPTED = {"mamba2": 7, "falcon_h1": 12, "qwen3_next": 12, "minimax": 12}
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
-    # where norms follow each other, rounding errors grow: at one position transformers' float32 is
-    # ten times as far from float64
-    tolerance = {"zamba2": 5e-4}.get(name, 1e-4)
+    tolerance = TOLERANCES.get(name, 1e-4)
     check_parity(write(model_type, **config), tolerance=tolerance, mamba_block_size=8)
 
 
@@ -261,15 +263,10 @@ def test_preemption_and_whole_prompts(write: Any, check_parity: Any, name: str) 
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_recorded(
-    write: Any, check_parity: Any, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    """With blocks that the native attention supports, the forward is recorded. No stage runs
-    eagerly."""
+def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
-    caplog.set_level("INFO", "pegboard")
-    check_parity(write(model_type, **config), lengths=(17, 33), block_size=16, mamba_block_size=16)
-    assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
+    tolerance = TOLERANCES.get(name, 1e-4)
+    check_recorded(write(model_type, **config), tolerance=tolerance, mamba_block_size=16)
 
 
 @pytest.mark.parametrize("name", ["mamba", "granite hybrid", "qwen3_next", "minimax"])

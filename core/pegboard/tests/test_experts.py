@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from pegboard import ops
 from pegboard.errors import ModelError
 from pegboard.layers import Experts, RouterRule
 from pegboard.layers.build import LoRALimits
+from pegboard.layers.shards import Group
 from pegboard_testing.fake_build import adapter_rows, fake_build, load_layers
+from pegboard_testing.fake_collective import on_ranks
 
 E = 6
 HIDDEN = 8
@@ -246,10 +249,11 @@ def test_routing_of_deepseek_v3_in_the_layer() -> None:
     torch.testing.assert_close(layer(x, logits), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("layout", ["modules", "merged"])
-def test_an_adapter_of_all_experts_is_that_of_each(layout: str) -> None:
+def test_an_adapter_of_all_experts_is_that_of_each(layout: str, size: int) -> None:
     """PEFT's layout: the delta of expert e is B.view(out, rank, E)[:, :, e] @ A.view(E, rank,
-    in)[e]."""
+    in)[e]. Ranks share out the experts."""
     held = weights_of()
     generator = torch.Generator().manual_seed(2)
     rank = 3
@@ -282,31 +286,41 @@ def test_an_adapter_of_all_experts_is_that_of_each(layout: str) -> None:
         }
     slots = [0, 2, 1, 2, 2, 0, 1]
     rule = RouterRule(2)
-    build = fake_build(
-        path="e", lora=LoRALimits(2, 4, "float32"), lora_rows=lambda: adapter_rows(slots, 2)
-    )
-    layer = Experts(build, E, HIDDEN, WIDTH, rule=rule)
-    load_layers([layer], tensors)
-    unstacked = layer.unstacked(pairs)
-    for part in layer.adapters:
-        part.load(2, part.fitted(unstacked, 0.5))
     x = torch.randn(7, HIDDEN, generator=generator)
     logits = torch.randn(7, E, generator=generator)
+
+    def compute(group: Group) -> tuple[Experts, Tensor]:
+        build = fake_build(
+            path="e",
+            lora=LoRALimits(2, 4, "float32"),
+            lora_rows=lambda: adapter_rows(slots, 2),
+            tensor=replace(group, placement="round_robin"),
+        )
+        layer = Experts(build, E, HIDDEN, WIDTH, rule=rule)
+        load_layers([layer], tensors)
+        unstacked = layer.unstacked(pairs)
+        assert len(unstacked) == len(layer.held) * (2 if layout == "merged" else 3)
+        of_another = {"e.1.down_proj": pairs["e"]}
+        assert layer.unstacked(of_another) == (of_another if 1 in layer.held else {})
+        for part in layer.adapters:
+            part.load(2, part.fitted(unstacked, 0.5))
+        return layer, layer(x, logits)
+
+    results = on_ranks(size, compute)
     weights, ids = ops.route(logits, rule)
     base, other = (
         expected_of(w, x, weights, ids, bias=False, clamped=False, on_input=False)
         for w in (held, changed)
     )
     uses = torch.tensor(slots).unsqueeze(1) == 2
-    torch.testing.assert_close(
-        layer(x, logits), torch.where(uses, other, base), atol=1e-4, rtol=1e-4
-    )
+    for _, found in results:
+        torch.testing.assert_close(found, torch.where(uses, other, base), atol=1e-4, rtol=1e-4)
     assert (other - base)[1].abs().max() > 0.01
     with pytest.raises(
         ModelError,
         match=r"shapes of e do not fit 6 experts with 8 and 4 channels: A \[3, 4\], B \[8, 3\]",
     ):
-        layer.unstacked({"e": (torch.ones(3, 4), torch.ones(8, 3))})
+        results[0][0].unstacked({"e": (torch.ones(3, 4), torch.ones(8, 3))})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,22 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pegboard import ops
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Experts, Head, Linear, QKVLinear, RouterRule
 from pegboard.layers.embedding import Embedding
-from pegboard.layers.shards import Group, Stage, dealt
+from pegboard.layers.shards import Group, Placement, Stage, dealt
 from pegboard_testing.fake_build import fake_build, load_layers
 from pegboard_testing.fake_collective import on_ranks
 
 SIZES = (1, 2, 3, 4)
+PLACEMENTS: tuple[Placement, ...] = ("linear", "round_robin")
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def ranks_of(size: int, compute: Callable[[Build], Any], **more: Any) -> list[Any]:
-    return on_ranks(size, lambda group: compute(fake_build(tensor=group, path="m", **more)))
+def ranks_of(
+    size: int,
+    compute: Callable[[Build], Any],
+    placement: Placement | None = None,
+    **more: Any,
+) -> list[Any]:
+    def run(group: Group) -> Any:
+        return compute(fake_build(tensor=replace(group, placement=placement), path="m", **more))
+
+    return on_ranks(size, run)
 
 
 @given(st.integers(1, 200), st.integers(1, 9))
@@ -141,10 +152,50 @@ def test_the_head(size: int, is_tied: bool) -> None:
         assert logits.shape == (3, rows)
 
 
+@given(st.integers(1, 40), st.integers(2, 9), st.sampled_from(PLACEMENTS))
+def test_every_expert_has_one_rank(count: int, size: int, placement: Placement) -> None:
+    if count < size:
+        with pytest.raises(ModelError, match=f"{count} heads, channels or experts"):
+            Group(0, size, placement=placement).experts(count)
+        return
+    held = [Group(rank, size, placement=placement).experts(count) for rank in range(size)]
+    assert sorted(expert for each in held for expert in each) == list(range(count))
+    assert len(held[0]) - len(held[-1]) in (0, 1)
+    neighbors = [expert for each in held for expert in each] == list(range(count))
+    assert neighbors or placement == "round_robin"
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.data())
+def test_rows_of_other_ranks_experts_are_left_out(data: st.DataObject) -> None:
+    num_experts, size = data.draw(st.integers(2, 9)), data.draw(st.integers(2, 4))
+    top_k = data.draw(st.integers(1, num_experts))
+    tokens = data.draw(st.integers(1, 20))
+    ids = random(tokens, num_experts, seed=tokens).topk(top_k).indices.int()
+    x = random(tokens, 6)
+    weights = random(tokens, top_k, seed=5)
+    owners = torch.arange(num_experts) % size
+    total = torch.zeros(tokens, 6)
+    for rank in range(size):
+        held = (owners == rank).nonzero().flatten()
+        places = torch.full((num_experts,), -1, dtype=torch.int32)
+        places[held] = torch.arange(len(held), dtype=torch.int32)
+        rows, found, starts = ops.sort_by_expert(x, ids, len(held), None, places)
+        assert ((found < 0) == (owners[ids.long()] != rank)).all()
+        assert int(starts[-1]) == int((found >= 0).sum())
+        for i, expert in enumerate(held.tolist()):
+            own = rows[starts[i] : starts[i + 1]]
+            torch.testing.assert_close(own, x[(ids == expert).any(1)])
+        rows = rows[: int(starts[-1])]
+        total += ops.sum_experts(rows, found, weights)
+    torch.testing.assert_close(total, x * weights.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("placement", [None, *PLACEMENTS])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("stacked", ["", "merged", "interleaved"])
-def test_experts(size: int, stacked: str) -> None:
-    hidden, width, num_experts = 8, 12, 3
+def test_experts(size: int, stacked: str, placement: Placement | None) -> None:
+    hidden, width, num_experts = 8, 12, 5
     names = ("gate_proj", "up_proj", "down_proj")
     tensors = {}
     each = [
@@ -192,7 +243,7 @@ def test_experts(size: int, stacked: str) -> None:
         return out
 
     (expected,) = ranks_of(1, compute)
-    for out in ranks_of(size, compute):
+    for out in ranks_of(size, compute, placement):
         torch.testing.assert_close(out, expected)
 
 

@@ -80,7 +80,11 @@ def zero_experts(weights: Tensor, ids: Tensor, num_experts: int) -> tuple[Tensor
 
 
 def sort_by_expert(
-    x: Tensor, ids: Tensor, num_experts: int, factors: Tensor | None = None
+    x: Tensor,
+    ids: Tensor,
+    num_experts: int,
+    factors: Tensor | None = None,
+    held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x [T, in], ids [T, k] → rows [T·k, in], places [T, k], starts [E + 1]. A recording keeps
     `starts` at one address."""
@@ -93,9 +97,12 @@ def sort_by_expert(
     rows = new(x, x.shape[1], copies=top_k)
     sort = Call(
         "sort_by_expert",
-        SortByExpert(num_experts=num_experts, top_k=top_k),
+        SortByExpert(
+            held=None if held is None else held.data_ptr(), num_experts=num_experts, top_k=top_k
+        ),
         {"ids": ids},
         {"places": places, "starts": starts},
+        held,
     )
     reads = (
         {"x": x, "places": places}

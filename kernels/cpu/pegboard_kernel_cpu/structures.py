@@ -369,6 +369,7 @@ class ZeroExperts(Structure):
 class SortByExpert(Structure):
     _fields_ = (
         ("ids", c_void_p),
+        ("held", c_void_p),
         ("places", c_void_p),
         ("starts", c_void_p),
         ("num_experts", c_int64),

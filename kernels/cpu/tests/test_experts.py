@@ -162,11 +162,20 @@ def test_routing_and_order_are_those_of_the_references(
     expected, expected_ids = reference(logits, rule, correction)
     assert torch.equal(ids, expected_ids)
     torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-5)
-    for factors in (None, weights):
-        found = experts.sort_by_expert(x, ids, 16, factors)
-        wanted = ops.sort_by_expert(x, ids, 16, factors)
+    some = torch.full((16,), -1, dtype=torch.int32)
+    some[torch.randperm(16, generator=generator)[:5]] = torch.arange(5, dtype=torch.int32)
+    for factors, held in ((None, some), (weights, some), (None, None), (weights, None)):
+        count = 16 if held is None else 5
+        found = experts.sort_by_expert(x, ids, count, factors, held)
+        wanted = ops.sort_by_expert(x, ids, count, factors, held)
         assert torch.equal(found[1], wanted[1]) and torch.equal(found[2], wanted[2])
-        torch.testing.assert_close(found[0], wanted[0])
+        end = int(found[2][-1])
+        torch.testing.assert_close(found[0][:end], wanted[0][:end])
+        if held is not None:
+            torch.testing.assert_close(
+                experts.sum_experts(found[0], found[1], weights),
+                ops.sum_experts(wanted[0][:end], wanted[1], weights),
+            )
     rows, places, _ = found
     shared = torch.randn(tokens, 24, generator=generator)
     gate = torch.randn(tokens, 1, generator=generator)

@@ -62,8 +62,11 @@ def test_rows_of_experts(
     rows = adapter_rows(
         torch.randint(0, num_slots + 1, (num_tokens,), generator=generator).tolist(), num_slots
     )
-    ids = torch.randint(0, num_experts, (num_tokens, top_k), generator=generator, dtype=torch.int32)
-    _, places, starts = ops.sort_by_expert(torch.zeros(num_tokens, 1), ids, num_experts)
+    held = torch.randperm(num_experts + 2, generator=generator).int() - 2
+    held.clamp_(min=-1)  # two experts are elsewhere
+    ids = torch.randint(0, len(held), (num_tokens, top_k), generator=generator, dtype=torch.int32)
+    nothing = torch.zeros(num_tokens, 1)
+    _, places, starts = ops.sort_by_expert(nothing, ids, num_experts, None, held)
     found, expected = (
         op(rows, places, starts) for op in (expert_adapter_rows, ops.expert_adapter_rows)
     )
@@ -72,12 +75,14 @@ def test_rows_of_experts(
         assert sorted(found.order[first:last].tolist()) == expected.order[first:last].tolist()
     for token in range(num_tokens):
         for choice in range(top_k):
+            if places[token, choice] < 0:
+                continue
             slot = next(
                 s
                 for s in range(num_slots + 1)
                 if token in rows.order[rows.starts[s] : rows.starts[s + 1]]
             )
-            own = 0 if slot == 0 else 1 + (slot - 1) * num_experts + int(ids[token, choice])
+            own = 0 if slot == 0 else 1 + (slot - 1) * num_experts + int(held[ids[token, choice]])
             assert (
                 places[token, choice]
                 in expected.order[expected.starts[own] : expected.starts[own + 1]]

@@ -206,6 +206,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size: Annotated[
         int, doc("Number of ranks that each layer is split over", least=1)
     ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        doc(
+            "Divide experts among the ranks of tensor_parallel_size: each holds some of them, "
+            "instead of a share of every one"
+        ),
+    ] = False
+    expert_placement_strategy: Annotated[
+        Literal["linear", "round_robin"],
+        doc("Experts of a rank: neighbors, or every n-th", needs="enable_expert_parallel"),
+    ] = "linear"
     pipeline_parallel_size: Annotated[
         int, doc("Number of pipeline stages that the layers are split into", least=1)
     ] = 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
@@ -15,7 +16,7 @@ from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightP
 from pegboard.layers.activation import OPS
 from pegboard.layers.build import Build, Holder, Layer, PlainTensor, bias_of
 from pegboard.layers.lora import AdapterSlots, Weights
-from pegboard.layers.shards import Span, part_of, scaled
+from pegboard.layers.shards import Span, part_of, scaled, stacked
 from pegboard.ops.experts import RouterRule
 
 Modules = dict[str, tuple[int, tuple[Span, ...]]]
@@ -90,7 +91,9 @@ class Experts(Layer):
         self.is_transposed = is_transposed
         self.is_interleaved = is_interleaved
         self.group = build.tensor
-        self.span = self.group.share(intermediate_size)
+        self.held = self.group.experts(num_experts)
+        is_whole = self.group.shares_out_experts
+        self.span = (0, intermediate_size) if is_whole else self.group.share(intermediate_size)
         self.correction: PlainTensor | None = None
         self.methods: list[WeightMethod] = []
         self.linears: list[LinearLayer] = []
@@ -115,10 +118,9 @@ class Experts(Layer):
         first: Modules = dict.fromkeys(names, (width, (span,)))
         if self.is_merged and self.is_interleaved:
             first[self.merged] = (2 * width, (scaled(span, 2),))
-        elif self.is_merged and self.group.size > 1:
-            first[self.merged] = (2 * width, (span, (width + span[0], width + span[1])))
         elif self.is_merged:
-            first[self.merged] = (2 * width, ((0, 2 * width),))
+            both = stacked([(width, span), (width, span)])
+            first[self.merged] = (2 * width, tuple(both))
         inputs = (0, self.hidden_size)
         last: Modules = {down: (self.hidden_size, (inputs,))}
         self.targets: dict[str, list[tuple[str, int | None, Any]]] = {}
@@ -134,8 +136,9 @@ class Experts(Layer):
             declared: list[tuple[WantedWeight, Any]] = [
                 (weight, method) for weight in method.declare(present)
             ]
-            # what the ranks add up has the bias once
-            if self.wants_bias and not (modules is last and self.group.rank):
+            # what the ranks add up has the bias of an expert once
+            is_another = self.group.rank > 0 and not self.group.shares_out_experts
+            if self.wants_bias and not (modules is last and is_another):
                 bias, wanted_biases = bias_of(layer, self.build)
                 self.biases.append(bias)
                 declared += [(weight, bias) for weight in wanted_biases]
@@ -164,7 +167,7 @@ class Experts(Layer):
         `num_columns` that this rank holds."""
         parts = []
         start = 0
-        for expert in range(self.num_experts):
+        for expert in self.held:
             for module, (num_rows, spans) in modules.items():
                 for span in spans:
                     name = f"{self.build.path}.{expert}.{module}.weight"
@@ -173,7 +176,7 @@ class Experts(Layer):
                     start = part.rows[1]
         path = f"{self.build.path}.{'-'.join(modules)}"
         return LinearLayer(
-            path, columns[1] - columns[0], start, tuple(parts), num_experts=self.num_experts
+            path, columns[1] - columns[0], start, tuple(parts), num_experts=len(self.held)
         )
 
     def _per_expert(
@@ -229,7 +232,7 @@ class Experts(Layer):
 
     def bind(self) -> None:
         kernels = self.build.kernels
-        num_experts = self.num_experts
+        num_experts = len(self.held)
         rule = self.rule
         calls: list[Callable[[Tensor, Tensor], Tensor]] = []
         for index, method in enumerate(self.methods):
@@ -247,6 +250,7 @@ class Experts(Layer):
         else:
             activation = kernels[OPS[self.activation]] if len(self.names) == 3 else squared_relu
         sort = kernels["sort_by_expert"]
+        held = self._places()
         add_up = kernels["sum_experts"]
         correction = None if self.correction is None else self.correction.data
         weighs_input = self.weighs_input
@@ -266,7 +270,9 @@ class Experts(Layer):
             shared: Tensor | None = None,
             gate: Tensor | None = None,
         ) -> Tensor:
-            rows, places, starts = sort(x, ids, num_experts, weights if weighs_input else None)
+            rows, places, starts = sort(
+                x, ids, num_experts, weights if weighs_input else None, held
+            )
             if step_rows is None or (used := step_rows()) is None:
                 rows = down(activation(first(rows, starts)), starts)
             else:
@@ -299,14 +305,23 @@ class Experts(Layer):
             return lambda x, weights, ids, shared=None, gate=None: add_up(compute(x, weights, ids))
         return lambda *inputs: add_up(compute(*inputs))
 
+    def _places(self) -> Tensor | None:
+        """Return the place of each expert among those of this rank, -1 for the others: int32 [E].
+        None if the rank has all."""
+        if len(self.held) == self.num_experts:
+            return None
+        places = torch.full((self.num_experts,), -1, dtype=torch.int32)
+        places[list(self.held)] = torch.arange(len(self.held), dtype=torch.int32)
+        return places.to(self.build.device)
+
     def holders(self) -> list[Holder]:
         return [*self.methods, *self.biases, *super().holders()]
 
     def unstacked(self, weights: Weights) -> Weights:
         """Split a stacked adapter into one per expert (see `AdapterSlots.unstacked`). PEFT names
         these like transformers' module of the experts, or its base layer. That module is called as
-        in the checkpoint, or it is `experts` there, or `mlp.experts` of the decoder layer. Raises
-        ModelError if the shapes do not fit."""
+        in the checkpoint, or it is `experts` there, or `mlp.experts` of the decoder layer. Leave
+        out the experts of other ranks. Raises ModelError if the shapes do not fit."""
         unstacked = dict(weights)
         path = self.build.path
         modules = (path, f"{path}.experts", re.sub(r"(.*\.\d+)\..*", r"\1.mlp.experts", path))
@@ -314,14 +329,10 @@ class Experts(Layer):
             f"{module}{last}" for module in dict.fromkeys(modules) for last in ("", ".base_layer")
         ):
             if (pair := unstacked.pop(name, None)) is not None:
-                pairs = next(
-                    (
-                        pairs
-                        for slots in self.adapters
-                        if (pairs := slots.unstacked(*pair)) is not None
-                    ),
-                    None,
+                split = (
+                    slots.unstacked(*pair, self.held, self.num_experts) for slots in self.adapters
                 )
+                pairs = next((pairs for pairs in split if pairs is not None), None)
                 if pairs is None:
                     raise ModelError(
                         f"the shapes of {name} do not fit {self.num_experts} experts with "
@@ -329,6 +340,10 @@ class Experts(Layer):
                         f"{list(pair[0].shape)}, B {list(pair[1].shape)}"
                     )
                 unstacked |= pairs
+        others = {*range(self.num_experts)}.difference(self.held)
+        for expert in others:
+            for module in (self.merged, *self.names):
+                unstacked.pop(f"{path}.{expert}.{module}", None)
         return unstacked
 
 

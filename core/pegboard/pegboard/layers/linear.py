@@ -14,7 +14,7 @@ from pegboard.interfaces.quantization import LinearLayer, Part
 from pegboard.interfaces.weight_loader import WantedWeight
 from pegboard.layers.build import Build, WeightLayer, bias_of
 from pegboard.layers.lora import AdapterSlots
-from pegboard.layers.shards import Span, part_of, scaled
+from pegboard.layers.shards import Span, part_of, scaled, stacked
 from pegboard.plan.weight_update import FLOATS
 
 
@@ -79,15 +79,7 @@ class Linear(WeightLayer):
         self.modules_by_name = {
             name: sum(rows for rows, _ in sections) for name, sections in modules.items()
         }
-        self.spans: dict[str, list[Span]] = {}
-        for name, sections in modules.items():
-            spans = self.spans.setdefault(name, [])
-            start = 0
-            for rows, (first, last) in sections:
-                if spans and spans[-1][1] == start + first:
-                    first = spans.pop()[0] - start
-                spans.append((start + first, start + last))
-                start += rows
+        self.spans = {name: stacked(sections) for name, sections in modules.items()}
         self.out_features = rows_of(self.spans)
 
     def _channels(self, heads: tuple[int, int, int], count: int) -> Span:

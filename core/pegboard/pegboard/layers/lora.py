@@ -104,14 +104,15 @@ class AdapterSlots:
             b[expert, :rank, self.bounds[part] : self.bounds[part + 1]].copy_(own_b)
             ranks[expert] = max(rank, int(ranks[expert]))
 
-    def unstacked(self, a: Tensor, b: Tensor) -> Weights | None:
+    def unstacked(
+        self, a: Tensor, b: Tensor, held: Sequence[int], num_experts: int
+    ) -> Weights | None:
         """Return the adapters of the modules from one that changes the matrices of all experts
         (PEFT's `target_parameters`): A [E · rank, in] and B [out, rank · E]. None if these do not
-        have the shapes of this layer."""
-        num_experts = self.num_experts
+        have the shapes of this layer. held: the experts whose modules the layer has."""
         shapes = {name: part.shape(self.a.shape[1]) for name, part in self.modules}
         columns = next(iter(shapes.values()))[1]
-        rows = sum(count for count, _ in shapes.values()) // num_experts
+        rows = sum(count for count, _ in shapes.values()) // len(held)
         if a.shape[1:] != (columns,) or a.shape[0] % num_experts or b.shape != (rows, a.shape[0]):
             return None
         each_a = a.view(num_experts, -1, columns)
@@ -120,7 +121,7 @@ class AdapterSlots:
         first = 0
         for index, (name, (count, _)) in enumerate(shapes.items()):
             first %= rows
-            expert = index * num_experts // len(shapes)
+            expert = held[index * len(held) // len(shapes)]
             matrices[name] = each_a[expert], each_b[first : first + count, :, expert]
             first += count
         return matrices

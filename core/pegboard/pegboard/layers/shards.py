@@ -3,14 +3,17 @@ of the layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.collective import Collective
 from pegboard.interfaces.quantization import Cut, Part
+
+Placement = Literal["linear", "round_robin"]
 
 Span = tuple[int, int]
 """[start, stop)."""
@@ -22,11 +25,27 @@ UNITS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 @dataclass(frozen=True, slots=True)
 class Group:
     """The ranks that divide the layers of a model. rank: of this one in the group. collective: None
-    if there is one rank, or if nothing is computed (the model is only declared)."""
+    if there is one rank, or if nothing is computed (the model is only declared). placement: how the
+    ranks share out whole experts, neighbors or in turn; None = each has a share of every expert's
+    channels."""
 
     rank: int = 0
     size: int = 1
     collective: Collective | None = None
+    placement: Placement | None = None
+
+    def experts(self, count: int) -> range:
+        """Return the experts of which this rank holds channels. Raises ModelError if whole experts
+        are shared out, and there are fewer of them than ranks."""
+        if not self.shares_out_experts:
+            return range(count)
+        neighbors = range(*dealt(count, self.size)[self.rank])
+        in_turn = range(self.rank, count, self.size)
+        return neighbors if self.placement == "linear" else in_turn
+
+    @property
+    def shares_out_experts(self) -> bool:
+        return self.placement is not None and self.size > 1
 
     def share(self, count: int) -> Span:
         """Return this rank's part of `count` channels, in the largest of UNITS with which the
@@ -48,7 +67,10 @@ class Group:
         if self.size <= num_kv_heads:
             kv_heads = dealt(num_kv_heads, self.size)[self.rank]
             return scaled(kv_heads, each), kv_heads
-        holders = dealt(self.size, num_kv_heads)  # the ranks of each KV head
+        # the ranks of each KV head; those of the first heads are fewer, so no rank holds more than
+        # the first one
+        ends = dealt(self.size, num_kv_heads)
+        holders = [(self.size - stop, self.size - start) for start, stop in reversed(ends)]
         kv_head = next(i for i, (_, stop) in enumerate(holders) if self.rank < stop)
         start, stop = holders[kv_head]
         first, last = dealt(each, stop - start)[self.rank - start]
@@ -114,12 +136,26 @@ def dealt(count: int, size: int) -> Sequence[Span]:
     more. Raises ModelError if there are fewer things than ranks."""
     if count < size:
         raise ModelError(
-            f"the model has {count} heads or channels to divide among {size} ranks; use a smaller "
-            "tensor_parallel_size"
+            f"the model has {count} heads, channels or experts to divide among {size} ranks; use a "
+            "smaller tensor_parallel_size"
         )
     least, more = divmod(count, size)
     starts = [rank * least + min(rank, more) for rank in range(size + 1)]
     return list(zip(starts, starts[1:], strict=False))
+
+
+def stacked(sections: Iterable[tuple[int, Span]]) -> list[Span]:
+    """Return what a rank holds of rows that consist of sections below each other. sections: the
+    rows of each, and those of them that the rank holds, which may be none."""
+    spans: list[Span] = []
+    start = 0
+    for rows, (first, last) in sections:
+        if spans and spans[-1][1] == start + first:
+            spans[-1] = spans[-1][0], start + last
+        elif first < last:
+            spans.append((start + first, start + last))
+        start += rows
+    return spans
 
 
 def scaled(span: Span, unit: int) -> Span:

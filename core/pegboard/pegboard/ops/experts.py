@@ -63,19 +63,31 @@ def route(
 
 
 def sort_by_expert(
-    x: Tensor, ids: Tensor, num_experts: int, factors: Tensor | None = None
+    x: Tensor,
+    ids: Tensor,
+    num_experts: int,
+    factors: Tensor | None = None,
+    held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Copy each token once for each of its experts: x [T, in], ids [T, k] → rows [T·k, in], places
     int32 [T, k], where each copy is among the rows, and starts int32 [E + 1]: expert e has the rows
     starts[e] to starts[e + 1].
 
-    factors: [T, k], multiplied with the copies.
+    factors: [T, k], multiplied with the copies. held: int32 [ids], the number of each expert here,
+    or -1 if another rank has it. The place of its tokens is then -1, and the last rows, as many as
+    there are such places, have no meaning.
     """
-    order = ids.flatten().argsort(stable=True)
+    numbers = ids.flatten()
+    if held is not None:
+        numbers = held[numbers.long()]
+        numbers = numbers.where(numbers >= 0, num_experts)
+    order = numbers.argsort(stable=True)
     places = torch.empty_like(order).scatter_(
         0, order, torch.arange(len(order), device=order.device)
     )
-    counts = torch.bincount(ids.flatten(), minlength=num_experts)
+    if held is not None:
+        places.masked_fill_(numbers == num_experts, -1)
+    counts = torch.bincount(numbers, minlength=num_experts)[:num_experts]
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
     rows = x[order // ids.shape[1]]
     if factors is not None:
@@ -91,12 +103,13 @@ def sum_experts(
     gate: Tensor | None = None,
 ) -> Tensor:
     """Add up the rows of each token: rows [T·k, out], places [T, k], weights [T, k] (None = 1) →
-    [T, out].
+    [T, out]. A place of -1 counts as zeros, and there may be fewer rows then.
 
     shared: [T, out], added to the sum: the result of experts that compute every token. gate: [T,
     1], logits of its factor.
     """
-    total = rows[places].float()
+    rows = rows if len(rows) else rows.new_zeros(1, rows.shape[1])
+    total = rows[places].float().masked_fill_(places.unsqueeze(-1) < 0, 0)
     total = total.sum(1) if weights is None else (total * weights.unsqueeze(-1)).sum(1)
     if shared is not None:
         total = total + (

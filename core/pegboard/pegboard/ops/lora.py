@@ -23,7 +23,8 @@ def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> Ad
     """Return which of the rows sorted by expert use which adapter, where each adapter has a slot
     for each of the E experts: that of expert e and slot s is 1 + (s - 1) · E + e.
 
-    rows: of the tokens. places: int32 [T, k]; starts: int32 [E + 1] (see `ops.sort_by_expert`).
+    rows: of the tokens. places: int32 [T, k], those of -1 have no row; starts: int32 [E + 1] (see
+    `ops.sort_by_expert`).
     """
     num_experts = len(starts) - 1
     num_slots = len(rows.starts) - 2
@@ -31,8 +32,10 @@ def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> Ad
     of_tokens = torch.zeros(len(places), dtype=torch.int64).index_copy_(
         0, rows.order[: len(of_tokens)].long(), of_tokens
     )
-    slots = torch.empty(places.numel(), dtype=torch.int64)
-    slots[places.flatten().long()] = of_tokens.repeat_interleave(places.shape[1])
+    is_here = places.flatten() >= 0
+    slots = torch.empty(int(starts[-1]), dtype=torch.int64)
+    of_rows = of_tokens.repeat_interleave(places.shape[1])
+    slots[places.flatten()[is_here].long()] = of_rows[is_here]
     experts = torch.arange(num_experts).repeat_interleave(starts.diff())
     slots = torch.where(slots > 0, 1 + (slots - 1) * num_experts + experts, 0)
     counts = torch.bincount(slots, minlength=num_slots * num_experts + 1)

@@ -14,7 +14,7 @@ from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.quantization import QuantizationMethod, QuantizationNeed, QuantizationSetup
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup
-from pegboard.layers import Build, Layer
+from pegboard.layers import Build, Experts, Layer
 from pegboard.layers.build import LoRALimits, WeightLayer
 from pegboard.log import get_logger
 from pegboard.ops import AdapterRows
@@ -75,6 +75,10 @@ class LoadedModel:
             raise ConfigError(
                 f"{self.entry.id} has no stack of layers to divide; use pipeline_parallel_size=1"
             )
+        has_experts = any(isinstance(layer, Experts) for layer in self.layers)
+        is_whole = self.build.stage.count == 1 and not first_layer
+        if self.build.tensor.placement and is_whole and not has_experts:
+            raise ConfigError(f"{self.entry.id} has no experts; remove enable_expert_parallel")
         self.attention = self._attention()
         self.declared = {layer: layer.declare(checkpoint.tensors) for layer in self.layers}
 

@@ -91,7 +91,7 @@ def make_ranks(
 ) -> Ranks:
     """Return the ranks of this rank's groups, connected to each other if they run at all."""
     if config.num_ranks == 1:
-        return Ranks()
+        return groups_of(config, 0, lambda group, ranks: None)
     hosts = -(-place.ranks // place.local_ranks)
     need = CollectiveNeed(platform=platform, hosts=hosts)
     entry = registry.choose("collective", need).require()
@@ -119,7 +119,8 @@ def groups_of(
     before = None if stage.is_first else connect("stages", range(rank - size, rank + 1, size))
     after = None if stage.is_last else connect("stages", range(rank, rank + size + 1, size))
     tensor = None if size == 1 else connect("tensor", range(number * size, (number + 1) * size))
-    return Ranks(Group(member, size, tensor), stage, before, after)
+    placement = config.expert_placement_strategy if config.enable_expert_parallel else None
+    return Ranks(Group(member, size, tensor, placement), stage, before, after)
 
 
 def choose_sampler(setup: WorkerSetup) -> Entry:

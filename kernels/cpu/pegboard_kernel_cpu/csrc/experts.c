@@ -123,7 +123,8 @@ EXPORT void zero_experts(const Step *step, Worker *worker, const void *arguments
 
 typedef struct {
     const int32_t *ids; /* [tokens][top_k] */
-    int32_t *places; /* [tokens][top_k]: the place of each choice among the sorted rows */
+    const int32_t *held; /* [ids]: the number of each expert here, -1 = another rank has it; NULL = all are here */
+    int32_t *places; /* [tokens][top_k]: the place of each choice among the sorted rows, -1 = it is not here */
     int32_t *starts; /* [experts + 1] */
     int64_t num_experts, top_k;
 } SortByExpert;
@@ -134,13 +135,19 @@ EXPORT void sort_by_expert(const Step *step, Worker *worker, const void *argumen
         int64_t count = step->num_tokens * a->top_k;
         int32_t next[a->num_experts];
         memset(next, 0, sizeof next);
-        for (int64_t i = 0; i < count; i++) next[a->ids[i]]++;
+        for (int64_t i = 0; i < count; i++) {
+            int32_t expert = a->held ? a->held[a->ids[i]] : a->ids[i];
+            if (expert >= 0) next[expert]++;
+        }
         a->starts[0] = 0;
         for (int64_t e = 0; e < a->num_experts; e++) {
             a->starts[e + 1] = a->starts[e] + next[e];
             next[e] = a->starts[e];
         }
-        for (int64_t i = 0; i < count; i++) a->places[i] = next[a->ids[i]]++;
+        for (int64_t i = 0; i < count; i++) {
+            int32_t expert = a->held ? a->held[a->ids[i]] : a->ids[i];
+            a->places[i] = expert < 0 ? -1 : next[expert]++;
+        }
     }
 }
 
@@ -162,6 +169,7 @@ EXPORT void spread_rows(const Step *step, Worker *worker, const void *arguments)
     for (int64_t i; (i = next_task(worker, total)) < total;) {
         const float *x = a->x + i / a->top_k * a->x_stride;
         int64_t place = a->places[i];
+        if (place < 0) continue;
         float *out = a->out ? a->out + place * a->out_stride : row, factor = a->factors ? a->factors[i] : 1.0f;
         for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] * factor;
         if (is_wanted(&a->to)) quantize_row(out, &a->to, a->columns, place);
@@ -171,7 +179,7 @@ EXPORT void spread_rows(const Step *step, Worker *worker, const void *arguments)
 typedef struct {
     const float *rows; /* [tokens · top_k][columns] */
     int64_t rows_stride;
-    const int32_t *places; /* [tokens][top_k] */
+    const int32_t *places; /* [tokens][top_k]; -1 = no row */
     const float *weights; /* [tokens][top_k]; NULL = 1 */
     const float *shared; /* [tokens][columns] or NULL */
     int64_t shared_stride;
@@ -188,7 +196,9 @@ EXPORT void sum_experts(const Step *step, Worker *worker, const void *arguments)
         float *restrict out = a->out + t * a->out_stride;
         memset(out, 0, a->columns * sizeof(float));
         for (int64_t k = 0; k < a->top_k; k++) {
-            const float *row = a->rows + a->places[t * a->top_k + k] * a->rows_stride;
+            int64_t place = a->places[t * a->top_k + k];
+            if (place < 0) continue;
+            const float *row = a->rows + place * a->rows_stride;
             float weight = a->weights ? a->weights[t * a->top_k + k] : 1.0f;
             for (int64_t c = 0; c < a->columns; c++) out[c] += row[c] * weight;
         }
@@ -266,6 +276,7 @@ EXPORT void expert_adapter_rows(const Step *step, Worker *worker, const void *ar
                 for (int64_t i = a->starts[s]; i < a->starts[s + 1]; i++)
                     for (int64_t k = 0; k < a->top_k; k++) {
                         int32_t row = a->places[a->order[i] * a->top_k + k];
+                        if (row < 0) continue;
                         int64_t slot = slot_of_row(a, s, row);
                         if (pass) a->to_order[a->to_starts[slot + 1]++] = row;
                         else a->to_starts[slot + 2]++;

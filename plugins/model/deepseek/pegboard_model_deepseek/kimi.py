@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
 from pegboard.layers import Build, Linear, Norm, StateLayer, read, size_of
+from pegboard.layers.shards import scaled
 from pegboard_model_deepseek.decoder import LatentDecoder
 from pegboard_model_deepseek.deepseek import experts_block, router_rule
 from pegboard_model_deepseek.shape import Shape, kinds, sparse_layers
@@ -77,32 +78,45 @@ class DeltaAttention(nn.Module):
         super().__init__()
         hidden = shape.hidden_size
         eps = shape.eps
-        self.heads, self.size, width = delta_sizes(config)
-        inner = self.heads * self.size
+        heads, self.size, width = delta_sizes(config)
+        inner = heads * self.size
+        counts = heads, heads, self.size
+        self.held, _ = build.tensor.heads(heads, heads)
+        self.heads = self.held[1] - self.held[0]
+        channels = scaled(self.held, self.size)
         names = ("q", "k", "v")
         parts = {f"{name}_proj": inner for name in names}
-        self.qkv_proj = Linear(build, hidden, 3 * inner, parts=parts)
+        self.qkv_proj = Linear(build, hidden, 3 * inner, parts=parts, split="rows", heads=counts)
         self.convs = [
-            ShortConv(build.at(f"{name}_conv1d"), inner, width, bias=False, activates=True)
+            ShortConv(
+                build.at(f"{name}_conv1d"),
+                inner,
+                width,
+                bias=False,
+                activates=True,
+                held=[channels],
+            )
             for name in names
         ]
         self.decay_down, self.decay_up = (
             Linear(build.at("f_a_proj"), hidden, self.size),
-            Linear(build.at("f_b_proj"), self.size, inner),
+            Linear(build.at("f_b_proj"), self.size, inner, split="rows", heads=counts),
         )
         self.gate_down, self.gate_up = (
             Linear(build.at("g_a_proj"), hidden, self.size),
-            Linear(build.at("g_b_proj"), self.size, inner),
+            Linear(build.at("g_b_proj"), self.size, inner, split="rows", heads=counts),
         )
-        self.beta_proj = Linear(build.at("b_proj"), hidden, self.heads)
-        self.weights = Parameters(
-            build, {"A_log": (1, 1, self.heads, 1), "dt_bias": (inner,)}, "float32"
+        self.beta_proj = Linear(
+            build.at("b_proj"), hidden, heads, split="rows", heads=(heads, heads, 1)
         )
+        self.rates = Parameters(build, {"A_log": (1, 1, heads, 1)}, "float32")
+        self.bias = Parameters(build, {"dt_bias": (inner,)}, "float32", held=[channels])
         self.norm = Norm(build.at("o_norm"), self.size, eps)
-        self.o_proj = Linear(build.at("o_proj"), inner, hidden)
+        self.o_proj = Linear(build.at("o_proj"), inner, hidden, split="columns", heads=counts)
         self.rule = build.kernels["gated_delta_rule"]
+        held = self.heads * self.size
         state = KVTensor("state", (self.heads, self.size, self.size), "float32")
-        inputs = [KVTensor(f"conv_{name}", (inner, width - 1), build.dtype) for name in names]
+        inputs = [KVTensor(f"conv_{name}", (held, width - 1), build.dtype) for name in names]
         self.states = StateLayer(build, index, state, *inputs)
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
@@ -114,8 +128,8 @@ class DeltaAttention(nn.Module):
             for conv, x, state in zip(self.convs, mixed, past, strict=True)
         )
         steps = self._heads(self.decay_up(self.decay_down(hidden)))
-        bias = self.weights["dt_bias"].view(self.heads, self.size)
-        a_log = self.weights["A_log"].flatten()
+        bias = self.bias["dt_bias"].view(self.heads, self.size)
+        a_log = self.rates["A_log"].flatten()[slice(*self.held)]
         y = self.rule(q, k, v, steps, bias, a_log, self.beta_proj(hidden), states["state"], rows)
         gate = self.gate_up(self.gate_down(hidden)).sigmoid()
         out: Tensor = self.o_proj(self.norm(y).flatten(1) * gate)

@@ -3,12 +3,13 @@ fallback serves those that it can."""
 
 from pegboard.interfaces.model import ModelSpec
 
-DIVIDES = frozenset({"tensor_parallel"})
 
-
-def _on_cpu(implementation: str, flags: frozenset[str] = DIVIDES) -> ModelSpec:
+def _on_cpu(implementation: str) -> ModelSpec:
     return ModelSpec(
-        api="1.0", implementation=implementation, platforms=frozenset({"cpu"}), flags=flags
+        api="1.0",
+        implementation=implementation,
+        platforms=frozenset({"cpu"}),
+        flags=frozenset({"tensor_parallel"}),
     )
 
 
@@ -16,6 +17,6 @@ DEEPSEEK_V2 = _on_cpu("pegboard_model_deepseek.deepseek:DeepseekV2Model")
 DEEPSEEK_V3 = _on_cpu("pegboard_model_deepseek.deepseek:DeepseekV3Model")
 MINICPM3 = _on_cpu("pegboard_model_deepseek.minicpm:MiniCPM3Model")
 DEEPSEEK_V32 = _on_cpu("pegboard_model_deepseek.deepseek_v32:DeepseekV32Model")
-KIMI_LINEAR = _on_cpu("pegboard_model_deepseek.kimi:KimiLinearModel", frozenset())
+KIMI_LINEAR = _on_cpu("pegboard_model_deepseek.kimi:KimiLinearModel")
 LONGCAT_FLASH = _on_cpu("pegboard_model_deepseek.longcat:LongcatFlashModel")
 PANGU_ULTRA_MOE = _on_cpu("pegboard_model_deepseek.pangu:PanguUltraMoEModel")

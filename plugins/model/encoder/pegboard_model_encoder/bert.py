@@ -21,7 +21,17 @@ from torch.nn import functional
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
-from pegboard.layers import Attention, Build, Embedding, Layer, LayerNorm, Linear, read, size_of
+from pegboard.layers import (
+    Attention,
+    Build,
+    Embedding,
+    Layer,
+    LayerNorm,
+    Linear,
+    QKVLinear,
+    read,
+    size_of,
+)
 from pegboard.layers.build import PlainTensor
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -192,22 +202,18 @@ class BertLayer(nn.Module):
             )
         self.activation = ACTIVATIONS[sizes.activation]
         size = sizes.hidden_size
-        self.num_heads = sizes.num_heads
-        self.head_dim = size // sizes.num_heads
-        self.qkv = Linear(build, size, 3 * size, parts=dict.fromkeys(names.qkv, size), bias=True)
-        self.attention = Attention(
-            build, index, sizes.num_heads, sizes.num_heads, self.head_dim, encoder=True
-        )
-        self.out = Linear(build.at(names.out), size, size, bias=True)
+        heads = sizes.num_heads, sizes.num_heads, size // sizes.num_heads
+        self.qkv = QKVLinear(build, size, *heads, bias=True, names=names.qkv)
+        self.attention = Attention(build, index, *heads, encoder=True)
+        self.out = Linear(build.at(names.out), size, size, bias=True, split="columns", heads=heads)
         self.attention_norm = LayerNorm(build.at(names.norm), size, sizes.eps)
-        self.up = Linear(build.at(names.up), size, sizes.intermediate_size, bias=True)
-        self.down = Linear(build.at(names.down), sizes.intermediate_size, size, bias=True)
+        width = sizes.intermediate_size
+        self.up = Linear(build.at(names.up), size, width, bias=True, split="rows")
+        self.down = Linear(build.at(names.down), width, size, bias=True, split="columns")
         self.last_norm = LayerNorm(build.at(names.last_norm), size, sizes.eps)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        heads = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim)
-        count = self.num_heads
-        mixed = self.attention(heads[:, :count], heads[:, count : 2 * count], heads[:, 2 * count :])
+        mixed = self.attention(*self.qkv(hidden))
         hidden, _ = self.attention_norm.add(self.out(mixed), hidden)
         result, _ = self.last_norm.add(self.down(self.activation(self.up(hidden))), hidden)
         normalized: Tensor = result

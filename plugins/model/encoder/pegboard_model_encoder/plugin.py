@@ -7,7 +7,7 @@ def _spec(name: str, *flags: str) -> ModelSpec:
     return ModelSpec(
         api="1.0",
         implementation=f"pegboard_model_encoder.bert:{name}",
-        flags=frozenset({"encoder", *flags}),
+        flags=frozenset({"encoder", "tensor_parallel", *flags}),
     )
 
 

@@ -10,7 +10,7 @@ attention (Menghani et al. 2024, "Learned Augmented Residual Layer")
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -187,13 +187,17 @@ class SelfAttention(nn.Module):
             self.k_norm = Norm(build.at("k_norm"), shape.head_dim, shape.eps)
             self.v_norm = PlainNorm(build, shape.head_dim, shape.eps)
         else:
-            self.q_proj = Linear(build.at("q_proj"), hidden, inner, bias=shape.bias)
+            self.q_proj = Linear(
+                build.at("q_proj"), hidden, inner, bias=shape.bias, split="rows", heads=heads
+            )
         self.q_norm = Norm(build.at("q_norm"), shape.head_dim, shape.eps)
         window = shape.window if shape.types[index] == "sliding_attention" else None
         self.attention = Attention(
             build, index, *heads, scale=1.0, window=window, rope=rope, shares_kv_with=source
         )
-        self.o_proj = Linear(build.at("o_proj"), inner, hidden, bias=shape.bias)
+        self.o_proj = Linear(
+            build.at("o_proj"), inner, hidden, bias=shape.bias, split="columns", heads=heads
+        )
 
     def forward(self, hidden: Tensor, rotation: Rotation) -> Tensor:
         if self.is_owner:
@@ -205,6 +209,25 @@ class SelfAttention(nn.Module):
         return self.o_proj(out)
 
 
+def cut_gates_of(build: Build, width: int) -> Callable[[Tensor, float], Tensor]:
+    """Return `streams.cut_gates` of the channels of this rank. The ranks add up the mean and the
+    deviation of all gates. width: gates of all ranks."""
+    if build.tensor.size == 1:
+        whole: Callable[[Tensor, float], Tensor] = build.kernels["cut_gates"]
+        return whole
+    add_up = build.tensor.summed(lambda sums: sums)
+
+    def cut(both: Tensor, cutoff: float) -> Tensor:
+        gate, up = both.chunk(2, 1)
+        wide = gate.float()
+        mean = add_up(wide.sum(1, keepdim=True)) / width
+        variance = add_up((wide - mean).square().sum(1, keepdim=True)) / width
+        cut = (wide - (mean + variance.sqrt() * cutoff)).relu()
+        return torch.cat((cut.to(both.dtype), up), 1)
+
+    return cut
+
+
 class FeedForward(nn.Module):
     """down(gelu(gate(x)) · up(x)). cutoff: a gate counts only as far as it is this many standard
     deviations above the mean of the token's gates; None = as it is."""
@@ -212,11 +235,11 @@ class FeedForward(nn.Module):
     def __init__(self, build: Build, shape: Shape, width: int, cutoff: float | None) -> None:
         super().__init__()
         self.cutoff = cutoff
-        self.cut = build.kernels["cut_gates"]
+        self.cut = cut_gates_of(build, width)
         parts = {"gate_proj": width, "up_proj": width}
-        self.gate_up_proj = Linear(build, shape.hidden_size, 2 * width, parts=parts)
+        self.gate_up_proj = Linear(build, shape.hidden_size, 2 * width, parts=parts, split="rows")
         self.activation = Activation(build, shape.activation)
-        self.down_proj = Linear(build.at("down_proj"), width, shape.hidden_size)
+        self.down_proj = Linear(build.at("down_proj"), width, shape.hidden_size, split="columns")
 
     def forward(self, hidden: Tensor) -> Tensor:
         both = self.gate_up_proj(hidden)

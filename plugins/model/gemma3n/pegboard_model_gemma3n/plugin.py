@@ -2,4 +2,8 @@
 
 from pegboard.interfaces.model import ModelSpec
 
-GEMMA3N = ModelSpec(api="1.0", implementation="pegboard_model_gemma3n.gemma3n:Gemma3nModel")
+GEMMA3N = ModelSpec(
+    api="1.0",
+    implementation="pegboard_model_gemma3n.gemma3n:Gemma3nModel",
+    flags=frozenset({"tensor_parallel"}),
+)

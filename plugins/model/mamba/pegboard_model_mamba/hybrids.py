@@ -202,7 +202,8 @@ class ScaledMLP(GatedMLP):
         super().__init__(build, hidden, width, bias=bias)
         gate, self.factor = factors
         pair = torch.tensor((gate, 1.0), dtype=getattr(torch, build.dtype), device=build.device)
-        self.gate_factor = None if gate == 1.0 else pair.repeat_interleave(width)
+        held = self.down_proj.in_features
+        self.gate_factor = None if gate == 1.0 else pair.repeat_interleave(held)
 
     def forward(self, hidden: Tensor, *step: Any) -> Tensor:
         both = self.gate_up_proj(hidden)

@@ -34,6 +34,7 @@ from pegboard_model_mamba.hybrids import layer_kinds
 from pegboard_model_mamba.qwen_next import in_groups
 from pegboard_models.blocks import ExpertsBlock
 from pegboard_models.decoder import scaled
+from pegboard_models.norms import Heads, all_heads
 
 OLDER_KINDS = {0: "linear_attention", 1: "full_attention"}
 
@@ -95,22 +96,29 @@ class LightningAttention(nn.Module):
     def __init__(self, build: Build, index: int, config: Mapping[str, Any]) -> None:
         super().__init__()
         hidden = size_of(config, "hidden_size")
-        self.heads = size_of(config, "num_attention_heads")
-        self.size = head_size(config)
-        self.inner = self.heads * self.size
-        self.qkv_proj = Linear(build.at("qkv_proj"), hidden, 3 * self.inner)
-        self.order = in_groups(build, self.heads, self.size, self.size, self.size)
-        self.norm = Norm(build.at("norm"), self.inner, 1e-6)
-        self.output_gate = Linear(build.at("output_gate"), hidden, self.inner)
-        self.out_proj = Linear(build.at("out_proj"), self.inner, hidden)
-        rates = decay_rates(self.heads, index, size_of(config, "num_hidden_layers")).to(
-            build.device
+        heads = size_of(config, "num_attention_heads")
+        size = head_size(config)
+        inner = heads * size
+        held, _ = build.tensor.heads(heads, heads)
+        self.heads = held[1] - held[0]
+        self.inner = self.heads * size
+        counts = (heads, heads, size)
+        self.qkv_proj = Linear(
+            build.at("qkv_proj"), hidden, 3 * inner, split="rows", heads=(heads, heads, 3 * size)
         )
+        self.order = in_groups(build, self.heads, size, size, size)
+        self.norm = all_heads(build.at("norm"), Heads(heads, held), size)
+        self.output_gate = Linear(
+            build.at("output_gate"), hidden, inner, split="rows", heads=counts
+        )
+        self.out_proj = Linear(build.at("out_proj"), inner, hidden, split="columns", heads=counts)
+        rates = decay_rates(heads, index, size_of(config, "num_hidden_layers"))[slice(*held)]
+        rates = rates.to(build.device)
         self.log_rates = rates.log()
         self.none = torch.zeros_like(rates)
         self.scan = build.kernels["chunked_scan"]
         self.states = StateLayer(
-            build, index, KVTensor("state", (self.heads, self.size, self.size), "float32")
+            build, index, KVTensor("state", (self.heads, size, size), "float32")
         )
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
@@ -120,8 +128,8 @@ class LightningAttention(nn.Module):
         steps = hidden[:, : self.heads]  # any numbers: the limits make 1 of them
         y = self.scan(
             v, steps, self.none, (1.0, 1.0), self.log_rates, k, q, self.none, states["state"], rows
-        ).flatten(1)
-        out: Tensor = self.out_proj(self.norm(y) * self.output_gate(hidden).sigmoid())
+        )
+        out: Tensor = self.out_proj(self.norm(y).flatten(1) * self.output_gate(hidden).sigmoid())
         return out
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
 from pegboard.layers import Build, Linear, Norm, StateLayer
+from pegboard.layers.shards import Span, scaled, stacked
 from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 
@@ -44,17 +45,29 @@ class Mamba(nn.Module):
         super().__init__()
         inner = shape.inner
         state = shape.state
+        channels = build.tensor.share(inner)
+        self.inner = held = channels[1] - channels[0]
         self.shape = shape
         self.scan = build.kernels["selective_scan"]
         self.gated = build.kernels["gated_norm"]
         self.in_proj = Linear(build.at("in_proj"), shape.hidden, 2 * inner, bias=shape.bias)
+        self.in_proj.hold({self.in_proj.build.path: [(inner, channels)] * 2})
         self.conv = ShortConv(
-            build.at("conv1d"), inner, shape.width, bias=shape.conv_bias, activates=True
+            build.at("conv1d"),
+            inner,
+            shape.width,
+            bias=shape.conv_bias,
+            activates=True,
+            held=[channels],
         )
-        self.x_proj = Linear(build.at("x_proj"), inner, shape.rank + 2 * state)
-        self.dt_proj = Linear(build.at("dt_proj"), shape.rank, inner, bias=True)
-        self.weights = Parameters(build, {"A_log": (inner, state), "D": (inner,)}, "float32")
-        self.out_proj = Linear(build.at("out_proj"), inner, shape.hidden, bias=shape.bias)
+        self.x_proj = Linear(build.at("x_proj"), inner, shape.rank + 2 * state, split="columns")
+        self.dt_proj = Linear(build.at("dt_proj"), shape.rank, inner, bias=True, split="rows")
+        self.weights = Parameters(
+            build, {"A_log": (inner, state), "D": (inner,)}, "float32", held=[channels]
+        )
+        self.out_proj = Linear(
+            build.at("out_proj"), inner, shape.hidden, bias=shape.bias, split="columns"
+        )
         self.norms: list[Normalize] = []
         if shape.norms == "weights":
             sizes = (("dt", shape.rank), ("b", state), ("c", state))
@@ -67,8 +80,8 @@ class Mamba(nn.Module):
                 partial(rms_norm, weight=ones(build, size), eps=shape.eps)
                 for size in (shape.rank, state, state)
             ]
-        conv = KVTensor("conv", (inner, shape.width - 1), build.dtype)
-        self.states = StateLayer(build, index, KVTensor("state", (inner, state), "float32"), conv)
+        conv = KVTensor("conv", (held, shape.width - 1), build.dtype)
+        self.states = StateLayer(build, index, KVTensor("state", (held, state), "float32"), conv)
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
         states, rows = self.states()
@@ -88,7 +101,7 @@ class Mamba(nn.Module):
             states["state"],
             rows,
         )
-        out: Tensor = self.out_proj(self.gated(y, gate, None, 0.0, self.shape.inner, True))
+        out: Tensor = self.out_proj(self.gated(y, gate, None, 0.0, self.inner, True))
         return out
 
 
@@ -131,27 +144,59 @@ class Mamba2(nn.Module):
 
     def __init__(self, build: Build, index: int, shape: Mamba2Shape) -> None:
         super().__init__()
-        inner = shape.heads * shape.head_dim
-        shared = shape.groups * shape.state
+        whole = shape.heads * shape.head_dim
+        whole_shared = shape.groups * shape.state
+        heads, groups = build.tensor.heads(shape.heads, shape.groups)
+        channels = scaled(heads, shape.head_dim)
+        mixed = [
+            (whole, channels),
+            (whole_shared, scaled(groups, shape.state)),
+            (whole_shared, scaled(groups, shape.state)),
+        ]
+        sections = [(whole, channels), *mixed, (shape.heads, heads)]
+        counts = [stop - start for _, (start, stop) in sections]
+        inner, _, shared, _, self.num_heads = counts
+        self.num_groups = groups[1] - groups[0]
         self.shape = shape
         self.scan = build.kernels["chunked_scan"]
-        self.gated = build.kernels["gated_norm"]
-        self.sizes = (inner, inner + 2 * shared, shape.heads)
-        self.in_proj = Linear(build.at("in_proj"), shape.hidden, sum(self.sizes), bias=shape.bias)
+        self.gated = gated_norm_of(build, shape.groups, groups)
+        self.sizes = (inner, inner + 2 * shared, self.num_heads)
+        num_rows = sum(rows for rows, _ in sections)
+        self.in_proj = Linear(build.at("in_proj"), shape.hidden, num_rows, bias=shape.bias)
+        self.in_proj.hold({self.in_proj.build.path: sections})
         self.conv = ShortConv(
-            build.at("conv1d"), self.sizes[1], shape.width, bias=shape.conv_bias, activates=True
+            build.at("conv1d"),
+            whole + 2 * whole_shared,
+            shape.width,
+            bias=shape.conv_bias,
+            activates=True,
+            held=stacked(mixed),
         )
         self.weights = Parameters(
-            build, dict.fromkeys(("A_log", "D", "dt_bias"), (shape.heads,)), "float32"
+            build,
+            dict.fromkeys(("A_log", "D", "dt_bias"), (shape.heads,)),
+            "float32",
+            held=[heads],
         )
-        self.norm = Parameters(build.at("norm"), {"weight": (inner,)}) if shape.norm else None
-        self.out_proj = Linear(build.at("out_proj"), inner, shape.hidden, bias=shape.out_bias)
-        repeats = torch.tensor([inner, inner, shared, shared, shape.heads])
+        self.norm = (
+            Parameters(build.at("norm"), {"weight": (whole,)}, held=[channels])
+            if shape.norm
+            else None
+        )
+        self.out_proj = Linear(
+            build.at("out_proj"),
+            whole,
+            shape.hidden,
+            bias=shape.out_bias,
+            split="columns",
+            heads=(shape.heads, shape.groups, shape.head_dim),
+        )
+        repeats = torch.tensor(counts)
         factors = torch.tensor(shape.factors).repeat_interleave(repeats) if shape.factors else None
         self.factors = (
             None if factors is None else factors.to(build.device, getattr(torch, build.dtype))
         )
-        tensors = KVTensor("state", (shape.heads, shape.head_dim, shape.state), "float32")
+        tensors = KVTensor("state", (self.num_heads, shape.head_dim, shape.state), "float32")
         self.states = StateLayer(
             build, index, tensors, KVTensor("conv", (self.sizes[1], shape.width - 1), build.dtype)
         )
@@ -165,8 +210,8 @@ class Mamba2(nn.Module):
             projected = projected * self.factors
         gate, mixed, steps = projected.split(self.sizes, -1)
         mixed = self.conv(mixed, states["conv"], rows)
-        x = mixed[:, :inner].unflatten(-1, (shape.heads, shape.head_dim))
-        b, c = mixed[:, inner:].unflatten(-1, (2, shape.groups, shape.state)).unbind(1)
+        x = mixed[:, :inner].unflatten(-1, (self.num_heads, shape.head_dim))
+        b, c = mixed[:, inner:].unflatten(-1, (2, self.num_groups, shape.state)).unbind(1)
         weights = self.weights
         limits = shape.limits
         weight = None if self.norm is None else self.norm["weight"]
@@ -182,7 +227,8 @@ class Mamba2(nn.Module):
             states["state"],
             rows,
         ).flatten(1)
-        y = self.gated(y, gate, weight, shape.eps, inner // shape.groups, shape.norm != "before")
+        size = shape.heads // shape.groups * shape.head_dim
+        y = self.gated(y, gate, weight, shape.eps, size, shape.norm != "before")
         out: Tensor = self.out_proj(y)
         return out
 
@@ -192,16 +238,47 @@ class GatedConv(nn.Module):
 
     def __init__(self, build: Build, index: int, hidden: int, width: int, bias: bool) -> None:
         super().__init__()
+        channels = build.tensor.share(hidden)
         self.in_proj = Linear(build.at("in_proj"), hidden, 3 * hidden, bias=bias)
-        self.conv = ShortConv(build.at("conv"), hidden, width, bias=bias, activates=False)
-        self.out_proj = Linear(build.at("out_proj"), hidden, hidden, bias=bias)
-        self.states = StateLayer(build, index, KVTensor("conv", (hidden, width - 1), build.dtype))
+        self.in_proj.hold({self.in_proj.build.path: [(hidden, channels)] * 3})
+        self.conv = ShortConv(
+            build.at("conv"), hidden, width, bias=bias, activates=False, held=[channels]
+        )
+        self.out_proj = Linear(build.at("out_proj"), hidden, hidden, bias=bias, split="columns")
+        held = channels[1] - channels[0]
+        self.states = StateLayer(build, index, KVTensor("conv", (held, width - 1), build.dtype))
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
         states, rows = self.states()
         first, last, x = self.in_proj(hidden).chunk(3, -1)
         out: Tensor = self.out_proj(last * self.conv(first * x, states["conv"], rows))
         return out
+
+
+def gated_norm_of(build: Build, num_groups: int, held: Span) -> Callable[..., Tensor]:
+    """Return `state_ops.gated_norm` of the channels that this rank holds. If these are a part of a
+    group, the ranks add up their squares. held: the groups of which it holds channels."""
+    if build.tensor.size <= num_groups:
+        whole: Callable[..., Tensor] = build.kernels["gated_norm"]
+        return whole
+    add_up = build.tensor.summed(lambda squares: squares)
+    column = slice(*held)
+
+    def norm(
+        x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size: int, gates_first: bool
+    ) -> Tensor:
+        wide = x.float()
+        gate = nn.functional.silu(gate.float())
+        if weight is None:
+            return (wide * gate).to(x.dtype)
+        wide = wide * gate if gates_first else wide
+        squares = wide.new_zeros(len(wide), num_groups)
+        squares[:, column] = wide.square().sum(1, keepdim=True)
+        mean = add_up(squares)[:, column] / size
+        normalized = wide * torch.rsqrt(mean + eps) * weight.float()
+        return (normalized if gates_first else normalized * gate).to(x.dtype)
+
+    return norm
 
 
 def ones(build: Build, size: int) -> Tensor:

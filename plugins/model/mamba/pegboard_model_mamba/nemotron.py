@@ -73,8 +73,8 @@ class SquaredReLU(nn.Module):
 
     def __init__(self, build: Build, hidden: int, width: int, bias: bool) -> None:
         super().__init__()
-        self.up_proj = Linear(build.at("up_proj"), hidden, width, bias=bias)
-        self.down_proj = Linear(build.at("down_proj"), width, hidden, bias=bias)
+        self.up_proj = Linear(build.at("up_proj"), hidden, width, bias=bias, split="rows")
+        self.down_proj = Linear(build.at("down_proj"), width, hidden, bias=bias, split="columns")
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
         up = self.up_proj(hidden).relu()

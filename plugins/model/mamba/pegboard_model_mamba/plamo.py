@@ -15,12 +15,14 @@ from pegboard.layers import (
     Attention,
     Build,
     Linear,
+    QKVLinear,
     Rope,
     Rotation,
     StateLayer,
     read,
     size_of,
 )
+from pegboard.layers.shards import scaled
 from pegboard_model_mamba.decoder import StateDecoder
 from pegboard_model_mamba.mixers import ones
 from pegboard_model_mamba.qwen_next import in_groups
@@ -106,26 +108,41 @@ class PlamoMamba(nn.Module):
                 f"the checkpoint's config has {values}; expected positive numbers, and a "
                 "convolution of at least 2"
             )
-        self.heads = heads
-        self.inner = inner
+        held, _ = build.tensor.heads(heads, heads)
+        counts = heads, heads, head_dim
+        self.heads = held[1] - held[0]
+        self.inner = self.heads * head_dim
         self.eps = eps
-        self.in_proj = Linear(build.at("in_proj"), hidden, 2 * inner)
-        self.order = in_groups(build, heads, head_dim, head_dim)
-        self.conv = ShortConv(build.at("conv1d"), inner, width, bias=False, activates=True)
-        self.sizes = {"B_norm_weight": state, "C_norm_weight": state, "dt_norm_weight": rank}
-        self.read_proj = Linear(build.at("bcdt_proj"), inner, sum(self.sizes.values()))
-        self.norms = Parameters(build, {name: (size,) for name, size in self.sizes.items()})
-        self.dt_proj = Linear(build.at("dt_proj"), rank, heads)
-        self.weights = Parameters(
-            build, dict.fromkeys(("A_log", "D", "dt_bias"), (heads,)), "float32"
+        self.in_proj = Linear(
+            build.at("in_proj"),
+            hidden,
+            2 * inner,
+            split="rows",
+            heads=(heads, heads, 2 * head_dim),
         )
-        self.out_proj = Linear(build.at("out_proj"), inner, hidden)
+        self.order = in_groups(build, self.heads, head_dim, head_dim)
+        channels = [scaled(held, head_dim)]
+        self.conv = ShortConv(
+            build.at("conv1d"), inner, width, bias=False, activates=True, held=channels
+        )
+        self.sizes = {"B_norm_weight": state, "C_norm_weight": state, "dt_norm_weight": rank}
+        self.read_proj = Linear(
+            build.at("bcdt_proj"), inner, sum(self.sizes.values()), split="columns", heads=counts
+        )
+        self.norms = Parameters(build, {name: (size,) for name, size in self.sizes.items()})
+        self.dt_proj = Linear(
+            build.at("dt_proj"), rank, heads, split="rows", heads=(heads, heads, 1)
+        )
+        self.weights = Parameters(
+            build, dict.fromkeys(("A_log", "D", "dt_bias"), (heads,)), "float32", held=[held]
+        )
+        self.out_proj = Linear(build.at("out_proj"), inner, hidden, split="columns", heads=counts)
         self.scan, self.gated, self.rms_norm = (
             build.kernels[op] for op in ("chunked_scan", "gated_norm", "rms_norm")
         )
-        tensor = KVTensor("state", (heads, head_dim, state), "float32")
+        tensor = KVTensor("state", (self.heads, head_dim, state), "float32")
         self.states = StateLayer(
-            build, index, tensor, KVTensor("conv", (inner, width - 1), build.dtype)
+            build, index, tensor, KVTensor("conv", (self.inner, width - 1), build.dtype)
         )
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
@@ -183,25 +200,25 @@ class PlamoAttention(nn.Module):
             )
         self.head_dim = head_dim
         self.eps = eps
-        self.counts = (heads, kv_heads, kv_heads)
-        self.qkv_proj = Linear(build.at("qkv_proj"), hidden, sum(self.counts) * head_dim)
-        self.weights = Parameters(
-            build, {"q_weight": (heads, head_dim), "k_weight": (kv_heads, head_dim)}
-        )
+        counts = (heads, kv_heads, head_dim)
+        held, held_kv = build.tensor.heads(heads, kv_heads)
+        self.qkv_proj = QKVLinear(build, hidden, *counts, names=("qkv_proj",))
+        self.q_weight = Parameters(build, {"q_weight": (heads, head_dim)}, held=[held])
+        self.k_weight = Parameters(build, {"k_weight": (kv_heads, head_dim)}, held=[held_kv])
         self.rms_norm = build.kernels["rms_norm"]
         self.plain = ones(build, head_dim)
         self.attention = Attention(build, index, heads, kv_heads, head_dim, rope=rope)
-        self.o_proj = Linear(build.at("o_proj"), heads * head_dim, hidden)
+        self.o_proj = Linear(
+            build.at("o_proj"), heads * head_dim, hidden, split="columns", heads=counts
+        )
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
-        q, k, v = self.qkv_proj(hidden).unflatten(1, (-1, self.head_dim)).split(self.counts, 1)
-        q = self._normalized(q, "q_weight")
-        k = self._normalized(k, "k_weight")
+        q, k, v = self.qkv_proj(hidden)
+        q = self._normalized(q, self.q_weight["q_weight"])
+        k = self._normalized(k, self.k_weight["k_weight"])
         out: Tensor = self.o_proj(self.attention(q, k, v, rotation))
         return out
 
-    def _normalized(self, heads: Tensor, name: str) -> Tensor:
-        normalized = (
-            self.rms_norm(heads, self.plain, self.eps).flatten(1) * self.weights[name].flatten()
-        )
+    def _normalized(self, heads: Tensor, weight: Tensor) -> Tensor:
+        normalized = self.rms_norm(heads, self.plain, self.eps).flatten(1) * weight.flatten()
         return normalized.view(heads.shape)

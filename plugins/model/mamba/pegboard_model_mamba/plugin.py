@@ -9,6 +9,7 @@ def _on_cpu(implementation: str) -> ModelSpec:
         api="1.0",
         implementation=f"pegboard_model_mamba.{implementation}",
         platforms=frozenset({"cpu"}),
+        flags=frozenset({"tensor_parallel"}),
     )
 
 

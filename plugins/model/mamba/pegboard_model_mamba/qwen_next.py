@@ -3,7 +3,8 @@ experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from pegboard.layers import (
     read,
     size_of,
 )
+from pegboard.layers.shards import Span, scaled, stacked
 from pegboard_model_mamba.decoder import StateDecoder, block, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
 from pegboard_models.blocks import ExpertsBlock, GatedMLP, heads_of
@@ -77,33 +79,51 @@ class GatedDeltaNet(nn.Module):
         super().__init__()
         hidden = size_of(config, "hidden_size")
         width = size_of(config, "linear_conv_kernel_dim")
-        self.groups = size_of(config, "linear_num_key_heads")
-        self.heads = size_of(config, "linear_num_value_heads")
+        groups = size_of(config, "linear_num_key_heads")
+        heads = size_of(config, "linear_num_value_heads")
         self.size = size_of(config, "linear_key_head_dim")
         self.head_dim = size_of(config, "linear_value_head_dim")
         self.eps = read(config, "rms_norm_eps", float) or 1e-6
-        if self.heads % self.groups:
-            message = f"the checkpoint's config has linear_num_value_heads={self.heads}"
-            raise ModelError(
-                f"{message}; expected a multiple of linear_num_key_heads={self.groups}"
-            )
-        keys = self.groups * self.size
+        if heads % groups:
+            message = f"the checkpoint's config has linear_num_value_heads={heads}"
+            raise ModelError(f"{message}; expected a multiple of linear_num_key_heads={groups}")
+        keys = groups * self.size
+        inner = heads * self.head_dim
+        share = GroupShare(heads, groups, *build.tensor.heads(heads, groups))
+        self.heads = share.num_heads
+        self.groups = share.num_groups
         self.inner = self.heads * self.head_dim
+        self.sizes = self.groups * self.size, self.groups * self.size, self.inner
+        self.in_proj = Linear(build.at("in_proj_qkvz"), hidden, 2 * keys + 2 * inner)
+        rows = share.sections(self.size, self.size, each=(self.head_dim, self.head_dim))
+        self.in_proj.hold({self.in_proj.build.path: rows})
+        self.steps_proj = Linear(build.at("in_proj_ba"), hidden, 2 * heads)
+        self.steps_proj.hold({self.steps_proj.build.path: share.sections(each=(1, 1))})
         repeats = self.heads // self.groups
-        self.sizes = keys, keys, self.inner
-        self.in_proj = Linear(build.at("in_proj_qkvz"), hidden, 2 * keys + 2 * self.inner)
-        self.steps_proj = Linear(build.at("in_proj_ba"), hidden, 2 * self.heads)
         shared = repeats * self.head_dim
         self.order = in_groups(build, self.groups, self.size, self.size, shared, shared)
         self.steps_order = in_groups(build, self.groups, repeats, repeats)
+        held_keys = keys, scaled(share.held_groups, self.size)
+        channels = [held_keys, held_keys, (inner, scaled(share.held, self.head_dim))]
         self.conv = ShortConv(
-            build.at("conv1d"), sum(self.sizes), width, bias=False, activates=True
+            build.at("conv1d"),
+            2 * keys + inner,
+            width,
+            bias=False,
+            activates=True,
+            held=stacked(channels),
         )
         self.weights = Parameters(
-            build, dict.fromkeys(("A_log", "dt_bias"), (self.heads,)), "float32"
+            build, dict.fromkeys(("A_log", "dt_bias"), (heads,)), "float32", held=[share.held]
         )
         self.norm = Parameters(build.at("norm"), {"weight": (self.head_dim,)})
-        self.out_proj = Linear(build.at("out_proj"), self.inner, hidden)
+        self.out_proj = Linear(
+            build.at("out_proj"),
+            inner,
+            hidden,
+            split="columns",
+            heads=(heads, groups, self.head_dim),
+        )
         self.rule = build.kernels["gated_delta_rule"]
         self.gated = build.kernels["gated_norm"]
         state = KVTensor("state", (self.heads, self.head_dim, self.size), "float32")
@@ -130,6 +150,36 @@ class GatedDeltaNet(nn.Module):
         return out
 
 
+@dataclass(frozen=True)
+class GroupShare:
+    """The heads that this rank holds of `heads`, and the groups of which it holds heads."""
+
+    heads: int
+    groups: int
+    held: Span
+    held_groups: Span
+
+    @property
+    def num_heads(self) -> int:
+        return self.held[1] - self.held[0]
+
+    @property
+    def num_groups(self) -> int:
+        return self.held_groups[1] - self.held_groups[0]
+
+    def sections(self, *shared: int, each: Sequence[int]) -> list[tuple[int, Span]]:
+        """Return the sections of a projection (see `Linear.hold`) that has, group by group, some
+        channels of the whole group, and then some of each of its heads."""
+        repeats = self.heads // self.groups
+        sections: list[tuple[int, Span]] = []
+        for group in range(self.groups):
+            start, stop = (min(max(head - group * repeats, 0), repeats) for head in self.held)
+            is_held = start < stop
+            sections += [(size, (0, size * is_held)) for size in shared]
+            sections += [(size * repeats, (size * start, size * stop)) for size in each]
+        return sections
+
+
 class GatedAttention(nn.Module):
     """Attention whose results are multiplied by the sigmoid of a gate. q_proj has a head's query,
     then its gate."""
@@ -139,24 +189,40 @@ class GatedAttention(nn.Module):
     ) -> None:
         super().__init__()
         hidden = size_of(config, "hidden_size")
-        heads, kv_heads, head_dim = heads_of(config)
+        heads, kv_heads, head_dim = counts = heads_of(config)
         bias = bool(read(config, "attention_bias", bool))
         self.heads = heads
-        inner = heads * head_dim
-        shared = kv_heads * head_dim
-        parts = {"q_proj": 2 * inner, "k_proj": shared, "v_proj": shared}
-        self.qkv_proj = Linear(build, hidden, sum(parts.values()), parts=parts, bias=bias)
-        first = in_groups(build, heads, head_dim, head_dim)
-        self.order = torch.cat(
-            (first, torch.arange(2 * inner, sum(parts.values()), device=first.device))
+        sizes = 2 * heads * head_dim, kv_heads * head_dim, kv_heads * head_dim
+        parts = dict(zip(("q_proj", "k_proj", "v_proj"), sizes, strict=True))
+        self.qkv_proj = Linear(build, hidden, sum(sizes), parts=parts, bias=bias)
+        held, held_kv = build.tensor.heads(heads, kv_heads)
+        spans = scaled(held, 2 * head_dim), scaled(held_kv, head_dim), scaled(held_kv, head_dim)
+        self.qkv_proj.hold(
+            {
+                f"{build.path}.{name}": [(rows, span)]
+                for (name, rows), span in zip(parts.items(), spans, strict=True)
+            }
         )
+        inner = (held[1] - held[0]) * head_dim
+        shared = (held_kv[1] - held_kv[0]) * head_dim
         self.sizes = inner, inner, shared, shared
+        first = in_groups(build, held[1] - held[0], head_dim, head_dim)
+        self.order = torch.cat(
+            (first, torch.arange(2 * inner, sum(self.sizes), device=first.device))
+        )
         eps = read(config, "rms_norm_eps", float) or 1e-6
         self.q_norm, self.k_norm = (
             OffsetNorm(build.at(name), head_dim, eps) for name in ("q_norm", "k_norm")
         )
         self.attention = Attention(build, index, heads, kv_heads, head_dim, rope=rope)
-        self.o_proj = Linear(build.at("o_proj"), inner, hidden, bias=bias)
+        self.o_proj = Linear(
+            build.at("o_proj"),
+            heads * head_dim,
+            hidden,
+            bias=bias,
+            split="columns",
+            heads=counts,
+        )
         self.head_dim = head_dim
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:

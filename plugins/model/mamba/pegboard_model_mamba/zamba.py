@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Attention, Build, Linear, Norm, Rope, Rotation, read, size_of
+from pegboard.layers import Attention, Build, Linear, Norm, QKVLinear, Rope, Rotation, read, size_of
 from pegboard_model_mamba.decoder import StateDecoder
 from pegboard_model_mamba.mixers import Mamba2, Mamba2Shape
 from pegboard_models.decoder import Names
@@ -44,9 +44,7 @@ class Zamba2Model(StateDecoder):
                 blocks.append(SharedBlock(build.at("shared_transformer"), config, eps))
             block = blocks[turn % len(blocks)]
             mamba = MambaLayer(build.at("mamba_decoder"), num_layers + index, config, eps)
-            return CallingLayer(
-                build, index, block, Additions(block.build, turn, config), mamba, rope
-            )
+            return CallingLayer(build, index, block, Additions(block, turn, config), mamba, rope)
 
         rotary = (
             2 * hidden // size_of(config, "num_attention_heads")
@@ -123,32 +121,32 @@ class SharedBlock(nn.Module):
                 f"{self.heads} attention heads, not a multiple of {self.kv_heads} key-value heads"
             )
             raise ModelError(f"the checkpoint's config has {values}")
-        inner = self.heads * self.head_dim
-        shared = self.kv_heads * self.head_dim
+        counts = self.heads, self.kv_heads, self.head_dim
         bias = bool(read(config, "add_bias_linear", bool))
-        self.sizes = {"q": inner, "k": shared, "v": shared}
         part = build.at("self_attn")
         block = build.at("feed_forward")
         self.input_norm = Norm(build.at("input_layernorm"), 2 * hidden, eps)
-        parts = {f"{name}_proj": size for name, size in self.sizes.items()}
-        self.qkv_proj = Linear(part, 2 * hidden, inner + 2 * shared, parts=parts)
-        self.o_proj = Linear(part.at("o_proj"), inner, hidden)
+        self.qkv_proj = QKVLinear(part, 2 * hidden, *counts)
+        self.o_proj = Linear(
+            part.at("o_proj"), self.heads * self.head_dim, hidden, split="columns", heads=counts
+        )
         self.norm = Norm(build.at("pre_ff_layernorm"), hidden, eps)
-        self.gate_up_proj = Linear(block.at("gate_up_proj"), hidden, 2 * width, bias=bias)
-        self.down_proj = Linear(block.at("down_proj"), width, hidden, bias=bias)
+        parts = {"gate_up_proj": (width, width)}
+        self.gate_up_proj = Linear(block, hidden, 2 * width, parts=parts, bias=bias, split="rows")
+        self.down_proj = Linear(block.at("down_proj"), width, hidden, bias=bias, split="columns")
 
 
 class Additions(nn.Module):
     """What a calling layer adds to projections of the shared block: products of two low-rank
-    matrices. build: of the shared block. turn: the number of calls of any block before it."""
+    matrices. turn: the number of calls of any block before it."""
 
-    def __init__(self, build: Build, turn: int, config: Mapping[str, Any]) -> None:
+    def __init__(self, of: SharedBlock, turn: int, config: Mapping[str, Any]) -> None:
         super().__init__()
         hidden = size_of(config, "hidden_size")
         rank = read(config, "adapter_rank", int) or 128
         width = read(config, "intermediate_size", int) or 4 * hidden
-        part = build.at("self_attn")
-        block = build.at(f"feed_forward.gate_up_proj_adapter_list.{turn}")
+        part = of.build.at("self_attn")
+        block = of.build.at(f"feed_forward.gate_up_proj_adapter_list.{turn}")
         self.first: Linear | None = None
         self.second: list[Linear] = []
         if read(config, "use_shared_attention_adapter", bool):
@@ -156,16 +154,24 @@ class Additions(nn.Module):
             self.first = Linear(
                 part, 2 * hidden, 3 * rank, parts={f"{name}.0": rank for name in names}
             )
-            self.second = [Linear(part.at(f"{name}.1"), rank, 2 * hidden) for name in names]
-        self.gate_up = Linear(block.at("0"), hidden, rank), Linear(block.at("1"), rank, 2 * width)
+            heads = of.heads, of.kv_heads, of.head_dim
+            self.second = [
+                Linear(part.at(f"{name}.1"), rank, 2 * hidden, split="rows", heads=heads)
+                for name in names
+            ]
+        self.gate_up = (
+            Linear(block.at("0"), hidden, rank),
+            Linear(block, rank, 2 * width, parts={"1": (width, width)}, split="rows"),
+        )
 
-    def to_heads(self, qkv: Tensor, x: Tensor) -> Tensor:
+    def to_heads(self, qkv: Sequence[Tensor], x: Tensor) -> Sequence[Tensor]:
         if self.first is None:
             return qkv
         small: Sequence[Tensor] = self.first(x).chunk(3, 1)
-        return qkv + torch.cat(
-            [second(part) for second, part in zip(self.second, small, strict=True)], 1
-        )
+        return [
+            heads + second(part).view(heads.shape)
+            for heads, second, part in zip(qkv, self.second, small, strict=True)
+        ]
 
     def to_gate_up(self, both: Tensor, x: Tensor) -> Tensor:
         first, second = self.gate_up
@@ -202,11 +208,7 @@ class CallingLayer(nn.Module):
     ) -> tuple[Tensor, None]:
         block = self.block
         seen = block.input_norm(torch.cat((x, embedding), 1))
-        qkv = self.additions.to_heads(block.qkv_proj(seen), seen)
-        q, k, v = (
-            part.unflatten(1, (-1, block.head_dim))
-            for part in qkv.split(list(block.sizes.values()), 1)
-        )
+        q, k, v = self.additions.to_heads(block.qkv_proj(seen), seen)
         mixed = block.norm(block.o_proj(self.attention(q, k, v, rotation)))
         gate, up = self.additions.to_gate_up(block.gate_up_proj(mixed), mixed).chunk(2, 1)
         t = self.linear(block.down_proj(nn.functional.gelu(gate) * up))
