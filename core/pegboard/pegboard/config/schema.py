@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from pegboard.config.data_parallel import check_data_parallel
 from pegboard.config.setting import Section, build, check, doc
 from pegboard.config.vllm_names import SHORT_DTYPES
 from pegboard.errors import ConfigError, did_you_mean
@@ -209,6 +210,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pipeline_parallel_size: Annotated[
         int, doc("Number of pipeline stages, on their own ranks; this version runs only 1", least=1)
     ] = 1
+    data_parallel_size: Annotated[
+        int,
+        doc(
+            "Number of engines that requests are spread over, on all hosts", is_common=True, least=1
+        ),
+    ] = 1
+    data_parallel_size_local: Annotated[
+        int | None, doc("How many of them this server runs; default: all", least=1)
+    ] = None
+    data_parallel_start_rank: Annotated[
+        int | None, doc("Number of the first engine of this server (hybrid balancing)", least=0)
+    ] = None
+    data_parallel_rank: Annotated[
+        int | None, doc("Number of the only engine of this server (external balancing)", least=0)
+    ] = None
+    data_parallel_hybrid_lb: Annotated[
+        bool, doc("Run and balance only the engines of this host; a router balances the hosts")
+    ] = False
+    data_parallel_external_lb: Annotated[
+        bool, doc("Run one engine, data_parallel_rank; a router balances the servers")
+    ] = False
     attention_backend: Annotated[
         str | None, doc("Attention plugin; default: the best one that can run the model")
     ] = None
@@ -431,6 +453,7 @@ def check_engine(config: EngineConfig) -> None:
             f"pipeline_parallel_size is {config.pipeline_parallel_size}: this version runs all "
             "layers on every rank; use tensor_parallel_size"
         )
+    check_data_parallel(config)
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
     if not 0 < config.gpu_memory_utilization <= 1:

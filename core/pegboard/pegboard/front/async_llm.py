@@ -19,6 +19,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from pegboard.config.data_parallel import engine_numbers
 from pegboard.config.sources import describe_settings
 from pegboard.data.output import RequestOutput
 from pegboard.data.pooling_params import PoolingParams
@@ -34,7 +35,7 @@ from pegboard.engine.boundary.messages import (
     StepDeltas,
 )
 from pegboard.engine.metrics.sinks import Sinks
-from pegboard.errors import EngineDeadError
+from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.connection import EngineConnection
 from pegboard.front.controls import AsyncControls
@@ -42,6 +43,7 @@ from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
 from pegboard.front.request_streams import RequestStream, RequestStreams
 from pegboard.interfaces.api import (
     CLIENT,
+    DATA_PARALLEL_RANK,
     TRACE_HEADERS,
     Health,
     Prompt,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from pegboard.config.schema import Settings
     from pegboard.data.request import LoRARequest
     from pegboard.engine.boundary.client import EngineProcess
+    from pegboard.engine.boundary.engines import Engines
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan.engine_plan import EnginePlan
     from pegboard.plugins.registry import Registry
@@ -68,7 +71,7 @@ a millisecond."""
 
 
 def start_engine(
-    settings: "Settings", engine: "EngineProcess", *, wants_samples: bool = True
+    settings: "Settings", engine: "EngineProcess | Engines", *, wants_samples: bool = True
 ) -> "tuple[EnginePlan, Registry]":
     """Resolve the plan and send it to an engine process. wants_samples: the API processes run the
     enabled metrics plugins. Raises what `plan.resolve` raises."""
@@ -104,7 +107,7 @@ class AsyncLLM(AsyncControls):
         cls,
         settings: "Settings",
         *,
-        engine: "EngineProcess | None" = None,
+        engine: "EngineProcess | Engines | None" = None,
         metrics: Sequence[Metric] | None = None,
     ) -> "AsyncLLM":
         """Start the engine process, unless it is given, and resolve the plan meanwhile. Raises what
@@ -135,11 +138,14 @@ class AsyncLLM(AsyncControls):
         return self
 
     def _open(
-        self, settings: "Settings", engine: "EngineProcess | None", metrics: Sequence[Metric] | None
+        self,
+        settings: "Settings",
+        engine: "EngineProcess | Engines | None",
+        metrics: Sequence[Metric] | None,
     ) -> None:
-        from pegboard.engine.boundary.client import EngineProcess
+        from pegboard.engine.boundary.engines import start_processes
 
-        engine = engine or EngineProcess()
+        engine = engine or start_processes(settings.engine)
         try:
             plan, registry = start_engine(settings, engine, wants_samples=metrics is not None)
             self._connect(plan, registry, engine, metrics)
@@ -231,6 +237,7 @@ class AsyncLLM(AsyncControls):
         priority: int = 0,
         lora_request: "LoRARequest | None" = None,
         trace_headers: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Stream outputs as `params.output_kind` says. Closing the iterator or cancelling its task
         aborts the request.
@@ -246,7 +253,11 @@ class AsyncLLM(AsyncControls):
         if not isinstance(request, RequestOptions):
             name = request or request_id or f"request-{next(self._request_ids)}"
             request = RequestOptions(
-                request_id=name, priority=priority, lora=lora_request, trace_headers=trace_headers
+                request_id=name,
+                priority=priority,
+                lora=lora_request,
+                trace_headers=trace_headers,
+                data_parallel_rank=data_parallel_rank,
             )
         await self.start()
         live = await self._add(prompt, params, request)
@@ -281,11 +292,26 @@ class AsyncLLM(AsyncControls):
         if headers := options.trace_headers or TRACE_HEADERS.get():
             request.trace_headers = dict(headers)
         request.client = CLIENT.get()
+        request.data_parallel_rank = self._rank(options)
         self._connection.check()
         live = RequestStream(self._builder.stream(request, prompt.text), options.response_id)
         self._streams.add(options.request_id, live)
         self._connection.send(Add(request))
         return live
+
+    def _rank(self, options: RequestOptions) -> int | None:
+        """Return the engine that a request must go to. None = any."""
+        rank = options.data_parallel_rank
+        if rank is None:
+            rank = DATA_PARALLEL_RANK.get()
+        numbers = engine_numbers(self.plan.settings.engine)
+        if rank is not None and rank not in numbers:
+            raise RequestError(
+                f"data_parallel_rank is {rank}, but this server's engines are {numbers.start} to "
+                f"{numbers.stop - 1}",
+                parameter="data_parallel_rank",
+            )
+        return rank
 
     def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions

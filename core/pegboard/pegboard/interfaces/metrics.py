@@ -40,9 +40,11 @@ class MetricsSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSetup:
-    """model_name: a label of every metric."""
+    """model_name: a label of every metric. engine: the number of the engine; a sink that takes a
+    port in the engine's process adds it."""
 
     model_name: str
+    engine: int = 0
 
 
 @dataclass(frozen=True, slots=True)
