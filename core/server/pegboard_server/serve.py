@@ -145,16 +145,14 @@ def _serve_here(
 
 def _serve_in_children(
     settings: "Settings",
-    engine: "EngineProcess | Engines",
+    engine: "EngineProcess",
     listener: "socket.socket",
     on_loaded: Callable[[], None],
     on_started: Callable[[], object],
 ) -> int:
-    from pegboard.engine.boundary.client import EngineProcess
     from pegboard.front.async_llm import start_engine
     from pegboard_server.api_processes import ApiProcesses
 
-    assert isinstance(engine, EngineProcess)  # see Serve.run
     with _watched(settings):
         plan, _ = start_engine(settings, engine)
     on_loaded()

@@ -92,8 +92,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     prompt_embeds: spans of the prompt that are embeddings, in order. Their prompt_token_ids are
     zeros, one for each row. token_inputs: other inputs of the model, by the name under
     which models declare them: one number for each token of the prompt. A name that the model does
-    not declare has no effect. pooling: the prompt becomes a vector, and no token is sampled.
-    data_parallel_rank: the engine that it must go to; None = any."""
+    not declare has no effect. pooling: the prompt becomes a vector, and no token is sampled."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -108,7 +107,6 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     prompt_embeds: tuple[PromptEmbeds, ...] = ()
     token_inputs: dict[str, list[int]] = {}
     pooling: PoolingParams | None = None
-    data_parallel_rank: int | None = None
 
 
 class PositionLogprobs(msgspec.Struct):

@@ -292,11 +292,11 @@ class AsyncLLM(AsyncControls):
         if headers := options.trace_headers or TRACE_HEADERS.get():
             request.trace_headers = dict(headers)
         request.client = CLIENT.get()
-        request.data_parallel_rank = self._rank(options)
+        rank = self._rank(options)
         self._connection.check()
         live = RequestStream(self._builder.stream(request, prompt.text), options.response_id)
         self._streams.add(options.request_id, live)
-        self._connection.send(Add(request))
+        self._connection.send(Add(request, rank))
         return live
 
     def _rank(self, options: RequestOptions) -> int | None:

@@ -102,8 +102,8 @@ class Engines:
     def send(self, message: ToEngine) -> None:
         """Send a message to the engines that it concerns, without blocking."""
         if isinstance(message, Add):
-            rank = message.request.data_parallel_rank
-            engine = None if rank is None else self._numbers.index(rank)
+            wanted = message.engine
+            engine = None if wanted is None else self._numbers.index(wanted)
             self.parts[self._balance.add(message.request, engine)].send(message)
         elif isinstance(message, Abort):
             self._abort(message)
