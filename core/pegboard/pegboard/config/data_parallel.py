@@ -6,12 +6,8 @@ balancing it runs those of its host, and with external balancing one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from pegboard.config.schema import EngineConfig
 from pegboard.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pegboard.config.schema import EngineConfig
 
 ROUTER_ADVICE = (
     "start a server on each host with data_parallel_hybrid_lb, data_parallel_size_local and "
@@ -19,7 +15,7 @@ ROUTER_ADVICE = (
 )
 
 
-def engine_numbers(config: "EngineConfig") -> range:
+def engine_numbers(config: EngineConfig) -> range:
     """Return the numbers of the engines that this server runs. Raises ConfigError if the settings
     about data parallel do not fit together."""
     start = config.data_parallel_start_rank or 0
@@ -53,33 +49,21 @@ def engine_numbers(config: "EngineConfig") -> range:
     return range(config.data_parallel_size)
 
 
-def engine_number(config: "EngineConfig") -> int:
+def engine_number(config: EngineConfig) -> int:
     """Return the number of the engine that these settings are for."""
     if config.data_parallel_rank is not None:
         return config.data_parallel_rank
     return config.data_parallel_start_rank or 0
 
 
-def local_engine(config: "EngineConfig") -> int:
+def local_engine(config: EngineConfig) -> int:
     """Return the number of the engine among those of its server, counted from 0."""
     start = config.data_parallel_start_rank
     return 0 if start is None else engine_number(config) - start
 
 
-def local_engines(config: "EngineConfig") -> int:
+def local_engines(config: EngineConfig) -> int:
     """Return how many engines share the host."""
     if config.data_parallel_size_local is not None:
         return config.data_parallel_size_local
     return 1 if config.data_parallel_rank is not None else config.data_parallel_size
-
-
-def check_data_parallel(config: "EngineConfig") -> None:
-    """Raise ConfigError for the number of an engine that does not exist."""
-    last = engine_number(config)
-    if config.data_parallel_rank is None:
-        last += (config.data_parallel_size_local or 1) - 1
-    if last >= config.data_parallel_size:
-        raise ConfigError(
-            f"data_parallel_size is {config.data_parallel_size}, so there is no engine {last}; it "
-            "counts the engines of all hosts"
-        )

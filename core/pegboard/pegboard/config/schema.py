@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pegboard.config.data_parallel import check_data_parallel
 from pegboard.config.setting import Section, build, check, doc
 from pegboard.config.vllm_names import SHORT_DTYPES
 from pegboard.errors import ConfigError, did_you_mean
@@ -453,7 +452,14 @@ def check_engine(config: EngineConfig) -> None:
             f"pipeline_parallel_size is {config.pipeline_parallel_size}: this version runs all "
             "layers on every rank; use tensor_parallel_size"
         )
-    check_data_parallel(config)
+    last = config.data_parallel_rank
+    if last is None:
+        last = (config.data_parallel_start_rank or 0) + (config.data_parallel_size_local or 1) - 1
+    if last >= config.data_parallel_size:
+        raise ConfigError(
+            f"data_parallel_size is {config.data_parallel_size}, so there is no engine {last}; it "
+            "counts the engines of all hosts"
+        )
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
     if not 0 < config.gpu_memory_utilization <= 1:

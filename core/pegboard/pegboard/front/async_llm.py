@@ -88,6 +88,21 @@ def start_engine(
     return plan, registry
 
 
+def _engine_of(plan: "EnginePlan", options: RequestOptions) -> int | None:
+    """Return the number of the engine that a request must go to. None = any."""
+    rank = options.data_parallel_rank
+    if rank is None:
+        rank = DATA_PARALLEL_RANK.get()
+    numbers = engine_numbers(plan.settings.engine)
+    if rank is not None and rank not in numbers:
+        raise RequestError(
+            f"data_parallel_rank is {rank}, but this server's engines are {numbers.start} to "
+            f"{numbers.stop - 1}",
+            parameter="data_parallel_rank",
+        )
+    return rank
+
+
 class AsyncLLM(AsyncControls):
     """The engine client of one model. All methods except the constructors must be called on one
     event loop.
@@ -292,26 +307,12 @@ class AsyncLLM(AsyncControls):
         if headers := options.trace_headers or TRACE_HEADERS.get():
             request.trace_headers = dict(headers)
         request.client = CLIENT.get()
-        rank = self._rank(options)
+        engine = _engine_of(self.plan, options)
         self._connection.check()
         live = RequestStream(self._builder.stream(request, prompt.text), options.response_id)
         self._streams.add(options.request_id, live)
-        self._connection.send(Add(request, rank))
+        self._connection.send(Add(request, engine))
         return live
-
-    def _rank(self, options: RequestOptions) -> int | None:
-        """Return the engine that a request must go to. None = any."""
-        rank = options.data_parallel_rank
-        if rank is None:
-            rank = DATA_PARALLEL_RANK.get()
-        numbers = engine_numbers(self.plan.settings.engine)
-        if rank is not None and rank not in numbers:
-            raise RequestError(
-                f"data_parallel_rank is {rank}, but this server's engines are {numbers.start} to "
-                f"{numbers.stop - 1}",
-                parameter="data_parallel_rank",
-            )
-        return rank
 
     def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions
