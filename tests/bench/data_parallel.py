@@ -86,9 +86,11 @@ def report(num_threads: int) -> str:
         "2": ["--data-parallel-size", "2", "--num-threads", str(max(1, num_threads // 2))],
     }
     servers = {way: Server([*common, *flags]) for way, flags in ways.items()}
+    machine = cpu()
     lines = [
         f"Tokens per second of {CLIENTS} clients over HTTP, each with {NUM_TOKENS} tokens to a "
-        f"request ({cpu()}; {num_threads} threads in all). In brackets: relative to one engine.",
+        f"request ({machine['cpu']}, {machine['flags']}; {num_threads} threads in all). In brackets: "
+        "relative to one engine.",
         "",
         "| engines | workload | tokens/s | prompt tokens from the prefix cache |",
         "|---|---|---|---|",

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pegboard.config.data_parallel import engine_number
 from pegboard.errors import PegboardError
 from pegboard.interfaces.api import Health
 from pegboard.log import get_logger
@@ -60,7 +61,10 @@ async def serve_client(
     config = client.plan.settings.section(ServerConfig)
     traffic = Traffic(config.max_running_requests)
 
+    first = engine_number(client.plan.settings.engine)
+
     def publish(sample: Sample) -> None:
+        sample.engine = first
         client.publish(sample)
         if share is not None:
             share(sample)

@@ -38,9 +38,9 @@ def address_of(endpoint: str, engine: int) -> str:
     """Return the address of one of several engines: its number is added to the port of the
     endpoint, or to its name if it has no port. Engine 0 has the endpoint itself."""
     address, colon, port = endpoint.rpartition(":")
-    if endpoint.startswith("tcp://") and port.isdecimal():
-        return f"{address}{colon}{int(port) + engine}"
-    return f"{endpoint}_dp{engine}" if engine else endpoint
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}_dp{engine}" if engine else endpoint
+    return f"{address}{colon}{int(port) + engine}" if port.isdecimal() else endpoint
 
 
 class ZmqSink:
