@@ -89,8 +89,8 @@ def report(num_threads: int) -> str:
     machine = cpu()
     lines = [
         f"Tokens per second of {CLIENTS} clients over HTTP, each with {NUM_TOKENS} tokens to a "
-        f"request ({machine['cpu']}, {machine['flags']}; {num_threads} threads in all). In brackets: "
-        "relative to one engine.",
+        f"request ({machine['cpu']}, {machine['flags']}; {num_threads} threads in all). "
+        "In brackets: relative to one engine.",
         "",
         "| engines | workload | tokens/s | prompt tokens from the prefix cache |",
         "|---|---|---|---|",

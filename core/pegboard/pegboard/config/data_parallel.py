@@ -7,7 +7,7 @@ balancing it runs those of its host, and with external balancing one.
 from __future__ import annotations
 
 from pegboard.config.schema import EngineConfig
-from pegboard.errors import ConfigError
+from pegboard.errors import ConfigError, RequestError
 
 ROUTER_ADVICE = (
     "start a server on each host with data_parallel_hybrid_lb, data_parallel_size_local and "
@@ -67,3 +67,17 @@ def local_engines(config: EngineConfig) -> int:
     if config.data_parallel_size_local is not None:
         return config.data_parallel_size_local
     return 1 if config.data_parallel_rank is not None else config.data_parallel_size
+
+
+def chosen_engine(config: EngineConfig, *wishes: int | None) -> int | None:
+    """Return the number of the engine that a request must go to: its first wish. None = any. Raises
+    RequestError if this server does not run the engine."""
+    rank = next((wish for wish in wishes if wish is not None), None)
+    numbers = engine_numbers(config)
+    if rank is not None and rank not in numbers:
+        raise RequestError(
+            f"data_parallel_rank is {rank}, but this server's engines are {numbers.start} to "
+            f"{numbers.stop - 1}",
+            parameter="data_parallel_rank",
+        )
+    return rank

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from pegboard.config.data_parallel import engine_numbers
+from pegboard.config.data_parallel import chosen_engine
 from pegboard.config.sources import describe_settings
 from pegboard.data.output import RequestOutput
 from pegboard.data.pooling_params import PoolingParams
@@ -35,7 +35,7 @@ from pegboard.engine.boundary.messages import (
     StepDeltas,
 )
 from pegboard.engine.metrics.sinks import Sinks
-from pegboard.errors import EngineDeadError, RequestError
+from pegboard.errors import EngineDeadError
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.connection import EngineConnection
 from pegboard.front.controls import AsyncControls
@@ -86,21 +86,6 @@ def start_engine(
     )
     engine.start(plan, wants_samples=measures)
     return plan, registry
-
-
-def _engine_of(plan: "EnginePlan", options: RequestOptions) -> int | None:
-    """Return the number of the engine that a request must go to. None = any."""
-    rank = options.data_parallel_rank
-    if rank is None:
-        rank = DATA_PARALLEL_RANK.get()
-    numbers = engine_numbers(plan.settings.engine)
-    if rank is not None and rank not in numbers:
-        raise RequestError(
-            f"data_parallel_rank is {rank}, but this server's engines are {numbers.start} to "
-            f"{numbers.stop - 1}",
-            parameter="data_parallel_rank",
-        )
-    return rank
 
 
 class AsyncLLM(AsyncControls):
@@ -307,7 +292,9 @@ class AsyncLLM(AsyncControls):
         if headers := options.trace_headers or TRACE_HEADERS.get():
             request.trace_headers = dict(headers)
         request.client = CLIENT.get()
-        engine = _engine_of(self.plan, options)
+        engine = chosen_engine(
+            self.plan.settings.engine, options.data_parallel_rank, DATA_PARALLEL_RANK.get()
+        )
         self._connection.check()
         live = RequestStream(self._builder.stream(request, prompt.text), options.response_id)
         self._streams.add(options.request_id, live)

@@ -191,7 +191,8 @@ class Reading:
 
 class Totals:
     """Adds up samples, for sinks that answer requests. Metrics that are not declared are
-    skipped. first: the number of the first engine, which also has the metrics without this label."""
+    skipped. first: the number of the first engine, which also has the metrics without this
+    label."""
 
     def __init__(self, first: int = 0) -> None:
         self._first = first

@@ -62,8 +62,8 @@ class Balance:
 
     def engine_of(self, name: str) -> int | None:
         """Return the engine of a request, or of a completion by its key. None: it has ended."""
-        found = self._open.get(name) or self._open.get(name.partition("_")[2])
-        return found[0] if found else None
+        request = self._open.get(name) or self._open.get(name.partition("_")[2])
+        return request[0] if request else None
 
     def feed(self, deltas: Iterable[RequestDelta]) -> None:
         """Count the completions that have ended."""
