@@ -45,6 +45,12 @@ def test_offline_generate(smollm2_gguf: Path, tmp_path: Path) -> None:
     assert "'A paged KV cache is' -> " in printed and "red" in printed.lower()
 
 
+def test_offline_data_parallel(smollm2_gguf: Path, tmp_path: Path) -> None:
+    printed = run("offline_data_parallel.py", tmp_path)
+    assert "'The capital of France is' -> " in printed and "Paris" in printed
+    assert len(printed.splitlines()) == 4
+
+
 def test_fetch_default_model(smollm2_gguf: Path, tmp_path: Path) -> None:
     """The example finds the model in the cache and prints its path."""
     assert Path(run("fetch_default_model.py", tmp_path).strip()) == smollm2_gguf

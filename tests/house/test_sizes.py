@@ -25,20 +25,20 @@ from members import (
 CEILINGS = {
     ".": 280,
     "cli": 345,
-    "config": 550,
+    "config": 600,
     "data": 610,
-    "engine": 1785,
-    "engine/boundary": 420,
+    "engine": 1815,
+    "engine/boundary": 615,
     "engine/grammar": 470,
-    "engine/kv": 725,
+    "engine/kv": 730,
     "engine/metrics": 275,
-    "front": 1375,
+    "front": 1390,
     "interfaces": 1165,
-    "layers": 905,
+    "layers": 925,
     "ops": 370,
     "plan": 680,
     "plugins": 1150,
-    "worker": 1725,
+    "worker": 1810,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

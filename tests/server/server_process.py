@@ -207,15 +207,18 @@ class Server:
         return [stats[name] for name in held]
 
     def engine_pid(self) -> int:
-        """Returns the engine's process, which is one of the server's children."""
+        """Returns the process of the only engine."""
+        (engine,) = self.engine_pids()
+        return engine
+
+    def engine_pids(self) -> list[int]:
+        """Returns the engines' processes, which are children of the server, in their order."""
         children = [pid for pid, parent, _ in processes() if parent == self.process.pid]
-        engines = [
+        return [
             pid
-            for pid in children
+            for pid in sorted(children)
             if b"pegboard.engine.boundary.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
-        assert len(engines) == 1, f"children {children}, of which engines {engines}"
-        return engines[0]
 
     def signal_group(self, number: signal.Signals) -> None:
         """Sends the signal that a terminal sends on Ctrl-C, or a supervisor to stop it."""

@@ -87,6 +87,10 @@ def test_every_setting_has_a_flag_that_sets_it(setting, style):
         "spec_adaptive": drafts,
         "spec_max_rows": drafts,
         "target_itl_ms": [],
+        **dict.fromkeys(
+            ("data_parallel_size_local", "data_parallel_start_rank", "data_parallel_rank"),
+            ["--data-parallel-size", "8"],
+        ),
         "max_long_partial_prefills": ["--max-num-partial-prefills", "7"],
     }.get(setting.name, [] if needed is None else example(needed)[1])
     settings = parse(*words, *more)

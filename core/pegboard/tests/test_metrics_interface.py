@@ -119,6 +119,14 @@ def test_what_exists_before_anything_is_measured() -> None:
     assert ("ended_total", 1, ("stop",)) in series_of() and ("http_total", 1, ()) not in series_of()
 
 
+def test_the_first_engine_may_have_another_number() -> None:
+    totals = Totals(2)
+    totals.declare([Metric("steps_total", "counter", ""), Metric("http", "gauge", "", common=())])
+    totals.publish(Sample(0.0, counters={"steps_total": 1.0}, engine=3))
+    found = [(metric.name, each.engine) for metric, all in totals.readings() for each in all]
+    assert found == [("steps_total", 2), ("steps_total", 3), ("http", 2)]
+
+
 @given(samples)
 @settings(max_examples=30, deadline=None)
 def test_a_sample_survives_the_journey(sample: Sample) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pegboard import env
 from pegboard.cli.flags import FlagParser
+from pegboard.config.data_parallel import engine_numbers
 from pegboard.config.sections import all_settings
 from pegboard.config.sources import engine_settings, is_vllm_name
 from pegboard.config.vllm_names import (
@@ -91,14 +92,17 @@ def test_short_forms():
     assert parse("-sc", '{"method": "x", "num_speculative_tokens": 2}').engine.spec_method == "x"
     assert parse("-sc.method", "x", "-sc.num_speculative_tokens=2").engine.spec_tokens == 2
     assert parse("-O0", "model").engine.model == "model"
-    assert parse("-dp", "1").engine == parse().engine
+    assert parse("-dp", "1").engine == parse("-dpb", "mp").engine == parse().engine
+    hybrid = parse("-dp", "4", "-dpl", "2", "-dpr", "2", "-dph").engine
+    assert list(engine_numbers(hybrid)) == [2, 3]
+    assert list(engine_numbers(parse("-dp", "4", "-dpn", "3", "-dpe").engine)) == [3]
     for words, told in [
         (["-O5"], "expected 0, 1, 2, 3, got 5"),
         (["-cc.mode", "1"], "mode and cudagraph_mode: 0 or NONE"),
         (["-cc.mode", "0", "-cc.cudagraph_mode=FULL"], "expected 0, none"),
         (["-O0", "--no-enforce-eager"], "was also given"),
         (["-cc", "0", "-cc.mode", "0"], "was also given"),
-        (["-dp", "2"], "one engine"),
+        (["-dpb", "ray"], "put a router in front"),
         (["--kv-offloading-backend", "lmcache"], "expected native, got 'lmcache'"),
         (
             ["--kv-transfer-config", '{"kv_connector": "MultiConnector"}'],

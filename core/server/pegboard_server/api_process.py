@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pegboard.config.data_parallel import engine_number
 from pegboard.errors import PegboardError
 from pegboard.interfaces.api import Health
 from pegboard.log import get_logger
@@ -25,6 +26,7 @@ from pegboard_server.settings import ServerConfig
 
 if TYPE_CHECKING:
     from pegboard.engine.boundary.client import EngineLink
+    from pegboard.engine.boundary.engines import Engines
     from pegboard.front.async_llm import AsyncLLM
     from pegboard.interfaces.metrics import Sample
     from pegboard.plan.engine_plan import EnginePlan
@@ -37,7 +39,7 @@ Announce = Callable[[str], object]
 async def serve_client(
     client: "AsyncLLM",
     listener: socket.socket,
-    engine: "EngineLink | None" = None,
+    engine: "EngineLink | Engines | None" = None,
     *,
     on_ready: Announce,
     on_loaded: Callable[[], object] = lambda: None,
@@ -59,7 +61,10 @@ async def serve_client(
     config = client.plan.settings.section(ServerConfig)
     traffic = Traffic(config.max_running_requests)
 
+    first = engine_number(client.plan.settings.engine)
+
     def publish(sample: Sample) -> None:
+        sample.engine = first
         client.publish(sample)
         if share is not None:
             share(sample)
@@ -95,10 +100,12 @@ async def serve_client(
                 hooks[0].call("pegboard_role_stopping", hooks[1])
 
 
-async def _watch(engine: "EngineLink", config: "ServerConfig") -> None:
+async def _watch(engine: "EngineLink | Engines", config: "ServerConfig") -> None:
     from pegboard_server.watchdog import Heart, heart_of, watch_engine
 
-    await watch_engine(engine, Heart(heart_of(engine.folder), config))
+    await asyncio.gather(
+        *(watch_engine(part, Heart(heart_of(part.folder), config)) for part in engine.parts)
+    )
 
 
 def _life(client: "AsyncLLM") -> Health:

@@ -35,7 +35,14 @@ from pegboard.errors import (
     blamed,
     culprit,
 )
-from pegboard.interfaces.api import CLIENT, TRACE_HEADERS, Api, ApiSpec, EngineClient
+from pegboard.interfaces.api import (
+    CLIENT,
+    DATA_PARALLEL_RANK,
+    TRACE_HEADERS,
+    Api,
+    ApiSpec,
+    EngineClient,
+)
 from pegboard.log import get_logger
 from pegboard_server.connections import SlowRequest, timed
 from pegboard_server.json_api import shortened
@@ -232,6 +239,8 @@ class Gateway:
                         if name.encode() in headers
                     }
                 )
+            if (rank := headers.get(b"x-data-parallel-rank")) is not None:
+                DATA_PARALLEL_RANK.set(_rank(rank.decode("latin-1")))
             scope.setdefault("state", {})["request_id"] = request_id
             self._check(scope, headers)
             await self.app(scope, self._limited(receive, scope["state"]), send_back)
@@ -422,6 +431,15 @@ def _request_id(headers: dict[bytes, bytes]) -> str | None:
             "X-Request-Id must be 1 to 256 visible ASCII characters", parameter="X-Request-Id"
         )
     return text
+
+
+def _rank(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise RequestError(
+            f"X-data-parallel-rank must be the number of an engine, got {text!r}",
+            parameter="X-data-parallel-rank",
+        )
+    return int(text)
 
 
 async def refuse_body(response: Response, receive: Receive, send: Send) -> None:

@@ -10,6 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pegboard import env
+from pegboard.config.data_parallel import engine_numbers
+from pegboard.errors import ConfigError
 from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard.log import set_up_logging
 from pegboard_server.settings import ServerConfig, check_server
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from pegboard.config.schema import Settings
     from pegboard.engine.boundary.client import EngineProcess
+    from pegboard.engine.boundary.engines import Engines
     from pegboard.plan.engine_plan import EnginePlan
 
 MAX_QUEUED = 8192
@@ -60,6 +63,12 @@ class Serve:
         )
         server = settings.section(ServerConfig)
         check_server(server)
+        if server.api_server_count > 1 and len(engine_numbers(settings.engine)) > 1:
+            raise ConfigError(
+                f"api_server_count is {server.api_server_count}, but several engines have one API "
+                "process; leave it out, or start a server for each engine with "
+                "data_parallel_external_lb and put a router in front of them"
+            )
         if settings.engine.max_loras or server.lora_modules or server.lora_resolvers:
             from pegboard_server.adapters import check_adapters
 
@@ -85,9 +94,11 @@ class Serve:
 def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None) -> int:
     """Serve in this process. The caller has already set the handler of SIGTERM. on_started: called
     once connections are accepted."""
+    from pegboard.engine.boundary.engines import start_processes
     from pegboard_server.watchdog import WatchedEngine
 
-    engine = WatchedEngine()  # started first: its imports take seconds
+    # started first: its imports take seconds
+    engine = start_processes(settings.engine, WatchedEngine)
     try:
         from pegboard_server.listener import LoadingAnswer, bind_socket
         from pegboard_server.logs import apply_log_config
@@ -115,7 +126,7 @@ def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None)
 
 def _serve_here(
     settings: "Settings",
-    engine: "EngineProcess",
+    engine: "EngineProcess | Engines",
     listener: "socket.socket",
     on_loaded: Callable[[], None],
     on_started: Callable[[], object],

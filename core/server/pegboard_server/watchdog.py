@@ -147,8 +147,8 @@ def heart_of(folder: Path) -> Path:
 class WatchedEngine(EngineProcess):
     """An engine process that has a heart."""
 
-    def __init__(self) -> None:
-        super().__init__("pegboard_server.engine_watch:build_watched")
+    def __init__(self, *, role: str = "engine") -> None:
+        super().__init__("pegboard_server.engine_watch:build_watched", role=role)
 
     def start(self, plan: Any, *, wants_samples: bool = False) -> None:
         super().start((plan, str(heart_of(self.folder))), wants_samples=wants_samples)

@@ -220,6 +220,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pipeline_parallel_size: Annotated[
         int, doc("Number of pipeline stages that the layers are split into", least=1)
     ] = 1
+    data_parallel_size: Annotated[
+        int,
+        doc(
+            "Number of engines that requests are spread over, on all hosts", is_common=True, least=1
+        ),
+    ] = 1
+    data_parallel_size_local: Annotated[
+        int | None, doc("How many of them this server runs; default: all", least=1)
+    ] = None
+    data_parallel_start_rank: Annotated[
+        int | None, doc("Number of the first engine of this server (hybrid balancing)", least=0)
+    ] = None
+    data_parallel_rank: Annotated[
+        int | None, doc("Number of the only engine of this server (external balancing)", least=0)
+    ] = None
+    data_parallel_hybrid_lb: Annotated[
+        bool, doc("Run and balance only the engines of this host; a router balances the hosts")
+    ] = False
+    data_parallel_external_lb: Annotated[
+        bool, doc("Run one engine, data_parallel_rank; a router balances the servers")
+    ] = False
     attention_backend: Annotated[
         str | None, doc("Attention plugin; default: the best one that can run the model")
     ] = None
@@ -441,6 +462,14 @@ def check_engine(config: EngineConfig) -> None:
         raise ConfigError(
             f"dtype {config.dtype!r} is unknown{did_you_mean(config.dtype, DTYPES)}; expected "
             f"{', '.join(DTYPES)}"
+        )
+    last = config.data_parallel_rank
+    if last is None:
+        last = (config.data_parallel_start_rank or 0) + (config.data_parallel_size_local or 1) - 1
+    if last >= config.data_parallel_size:
+        raise ConfigError(
+            f"data_parallel_size is {config.data_parallel_size}, so there is no engine {last}; it "
+            "counts the engines of all hosts"
         )
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")

@@ -3,8 +3,8 @@ a reason.
 
 The names are data (`vllm_names.toml`). They are accepted wherever settings are given: flags, config
 files, `LLM(...)`. A setting that would have no effect is refused, unless its value asks for what
-Pegboard does anyway (`--data-parallel-size 1`). vLLM's environment variables are data too: some are
-settings here, and a warning names each other one that is set.
+Pegboard does anyway (`--nnodes 1`). vLLM's environment variables are data too: some are settings
+here, and a warning names each other one that is set.
 """
 
 from __future__ import annotations

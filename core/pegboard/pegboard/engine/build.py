@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from pegboard.config.data_parallel import engine_number
 from pegboard.config.limits import AUTO_LEN, NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, structured_outputs_config
 from pegboard.engine.boundary.spawn import Child
@@ -365,4 +366,5 @@ def _metrics(
         plugin_names={kind: "+".join(sorted(names)) for kind, names in chosen.items()},
         show_hidden=config.show_hidden_metrics_for_version,
         modules=registry.modules,
+        engine=engine_number(config),
     )

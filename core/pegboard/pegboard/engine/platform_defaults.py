@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pegboard.config.data_parallel import local_engines
 from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import PlatformSetup
@@ -24,7 +25,8 @@ def with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfig
     decision = registry.choose("platform", Need(), explicit=settings.engine.device)
     entry = decision.require()
     # ranks of other hosts count too: a default may be too small, but never too large
-    setup = PlatformSetup(settings.engine.num_threads, settings.engine.num_ranks)
+    local_ranks = settings.engine.num_ranks * local_engines(settings.engine)
+    setup = PlatformSetup(settings.engine.num_threads, local_ranks)
     platform = registry.build(entry, setup)
     open_settings = {
         name

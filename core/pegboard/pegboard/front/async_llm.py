@@ -19,6 +19,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from pegboard.config.data_parallel import chosen_engine
 from pegboard.config.sources import describe_settings
 from pegboard.data.output import RequestOutput
 from pegboard.data.pooling_params import PoolingParams
@@ -42,6 +43,7 @@ from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
 from pegboard.front.request_streams import RequestStream, RequestStreams
 from pegboard.interfaces.api import (
     CLIENT,
+    DATA_PARALLEL_RANK,
     TRACE_HEADERS,
     Health,
     Prompt,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from pegboard.config.schema import Settings
     from pegboard.data.request import LoRARequest
     from pegboard.engine.boundary.client import EngineProcess
+    from pegboard.engine.boundary.engines import Engines
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan.engine_plan import EnginePlan
     from pegboard.plugins.registry import Registry
@@ -68,7 +71,7 @@ a millisecond."""
 
 
 def start_engine(
-    settings: "Settings", engine: "EngineProcess", *, wants_samples: bool = True
+    settings: "Settings", engine: "EngineProcess | Engines", *, wants_samples: bool = True
 ) -> "tuple[EnginePlan, Registry]":
     """Resolve the plan and send it to an engine process. wants_samples: the API processes run the
     enabled metrics plugins. Raises what `plan.resolve` raises."""
@@ -104,7 +107,7 @@ class AsyncLLM(AsyncControls):
         cls,
         settings: "Settings",
         *,
-        engine: "EngineProcess | None" = None,
+        engine: "EngineProcess | Engines | None" = None,
         metrics: Sequence[Metric] | None = None,
     ) -> "AsyncLLM":
         """Start the engine process, unless it is given, and resolve the plan meanwhile. Raises what
@@ -135,11 +138,14 @@ class AsyncLLM(AsyncControls):
         return self
 
     def _open(
-        self, settings: "Settings", engine: "EngineProcess | None", metrics: Sequence[Metric] | None
+        self,
+        settings: "Settings",
+        engine: "EngineProcess | Engines | None",
+        metrics: Sequence[Metric] | None,
     ) -> None:
-        from pegboard.engine.boundary.client import EngineProcess
+        from pegboard.engine.boundary.engines import start_processes
 
-        engine = engine or EngineProcess()
+        engine = engine or start_processes(settings.engine)
         try:
             plan, registry = start_engine(settings, engine, wants_samples=metrics is not None)
             self._connect(plan, registry, engine, metrics)
@@ -231,6 +237,7 @@ class AsyncLLM(AsyncControls):
         priority: int = 0,
         lora_request: "LoRARequest | None" = None,
         trace_headers: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Stream outputs as `params.output_kind` says. Closing the iterator or cancelling its task
         aborts the request.
@@ -246,7 +253,11 @@ class AsyncLLM(AsyncControls):
         if not isinstance(request, RequestOptions):
             name = request or request_id or f"request-{next(self._request_ids)}"
             request = RequestOptions(
-                request_id=name, priority=priority, lora=lora_request, trace_headers=trace_headers
+                request_id=name,
+                priority=priority,
+                lora=lora_request,
+                trace_headers=trace_headers,
+                data_parallel_rank=data_parallel_rank,
             )
         await self.start()
         live = await self._add(prompt, params, request)
@@ -281,10 +292,13 @@ class AsyncLLM(AsyncControls):
         if headers := options.trace_headers or TRACE_HEADERS.get():
             request.trace_headers = dict(headers)
         request.client = CLIENT.get()
+        engine = chosen_engine(
+            self.plan.settings.engine, options.data_parallel_rank, DATA_PARALLEL_RANK.get()
+        )
         self._connection.check()
         live = RequestStream(self._builder.stream(request, prompt.text), options.response_id)
         self._streams.add(options.request_id, live)
-        self._connection.send(Add(request))
+        self._connection.send(Add(request, engine))
         return live
 
     def beam_search(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from pegboard.config.data_parallel import engine_numbers
 from pegboard.config.schema import Settings
 from pegboard.data.output import Counter, Gauge, Histogram, MetricValue, RequestOutput, Vector
 from pegboard.data.request import EngineRequest, LoRARequest
@@ -63,6 +64,13 @@ class LLMEngine(SyncControls):
         interpreter exits.
         """
         from pegboard.plan.engine_plan import make_tokenizer, resolve
+
+        if (count := len(engine_numbers(settings.engine))) > 1:
+            raise ConfigError(
+                f"data_parallel_size: {count} engines need processes of their own, and LLM has one "
+                "engine in this process; use AsyncLLM(…, data_parallel_size=…) or pegboard serve, "
+                "or start a program for each data_parallel_rank"
+            )
 
         plan, registry = resolve(settings)
         tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 TRACE_HEADERS: ContextVar[Mapping[str, str] | None] = ContextVar("trace_headers", default=None)
 """The trace headers of the HTTP request that is being answered. The server sets it."""
 
+DATA_PARALLEL_RANK: ContextVar[int | None] = ContextVar("data_parallel_rank", default=None)
+"""The engine that the HTTP request which is being answered must go to (X-data-parallel-rank)."""
+
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 """Who sent the HTTP request that is being answered: its address and API key. The server sets it."""
 
@@ -87,13 +90,16 @@ class RequestOptions:
     """request_id: unique among running requests. response_id: the id that the client knows, if it
     is another one. Several requests may share it, and the action "abort" finds them by it.
     priority: requests with lower values go first. trace_headers: "traceparent" and "tracestate" for
-    traces. None means those of the HTTP request that is being answered (`TRACE_HEADERS`)."""
+    traces. None means those of the HTTP request that is being answered (`TRACE_HEADERS`).
+    data_parallel_rank: the engine that it must go to. None means that of the HTTP request
+    (`DATA_PARALLEL_RANK`), or any."""
 
     request_id: str
     response_id: str | None = None
     priority: int = 0
     lora: "LoRARequest | None" = None
     trace_headers: Mapping[str, str] | None = None
+    data_parallel_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,11 @@ class MetricsSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSetup:
-    """model_name: a label of every metric."""
+    """model_name: a label of every metric. engine: the number of the engine; a sink that takes a
+    port in the engine's process adds it."""
 
     model_name: str
+    engine: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,19 +191,21 @@ class Reading:
 
 class Totals:
     """Adds up samples, for sinks that answer requests. Metrics that are not declared are
-    skipped."""
+    skipped. first: the number of the first engine, which also has the metrics without this
+    label."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        self._first = first
         self._metrics: dict[str, Metric] = {}
         self._readings: dict[tuple[int, str], Reading] = {}
         self._engines: set[int] = set()
 
     def declare(self, metrics: Sequence[Metric]) -> None:
-        """Create engine 0's series whose labels are known. Those of any other engine are created
-        with its first sample."""
+        """Create the first engine's series whose labels are known. Those of any other engine are
+        created with its first sample."""
         self._metrics.update((metric.name, metric) for metric in metrics)
-        self._engines.discard(0)
-        self._open(0)
+        self._engines.discard(self._first)
+        self._open(self._first)
 
     def publish(self, sample: Sample) -> None:
         """Add a sample."""
@@ -234,7 +238,7 @@ class Totals:
     def _open(self, engine: int) -> None:
         self._engines.add(engine)
         for metric in self._metrics.values():
-            if "engine" in metric.common or engine == 0:
+            if "engine" in metric.common or engine == self._first:
                 for values in metric.initial or (() if metric.labels else ((),)):
                     self._reading(engine, series(metric.name, *values))
 

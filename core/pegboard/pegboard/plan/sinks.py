@@ -3,6 +3,7 @@ not know any plugin by name."""
 
 from __future__ import annotations
 
+from pegboard.config.data_parallel import engine_number
 from pegboard.config.schema import EngineConfig
 from pegboard.installed import Entry
 from pegboard.interfaces.metrics import MetricsSetup, MetricsSink, MetricsSpec
@@ -27,7 +28,7 @@ def build_sinks(
     registry: Registry, config: EngineConfig, model_name: str, process: str
 ) -> dict[str, MetricsSink]:
     """Build the sinks of this process. Returns them by plugin name."""
-    setup = MetricsSetup(model_name)
+    setup = MetricsSetup(model_name, engine_number(config))
     return {
         entry.name: registry.build(entry, setup)
         for entry in sink_entries(registry, config, process)

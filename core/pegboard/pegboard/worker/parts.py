@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pegboard.config.data_parallel import local_engine, local_engines
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
 from pegboard.data.pooling_params import Pooling
@@ -76,8 +77,10 @@ def take_device(
 ) -> WorkerSetup:
     """Take the device of a rank, and choose its kernels. Raises ConfigError or PluginError."""
     entry = registry.choose("platform", Need(), explicit=config.device).require()
-    platform = registry.build(entry, PlatformSetup(config.num_threads, place.local_ranks))
-    device = expect(platform.start(place.local_rank), Device, platform, "start")
+    local_ranks = place.local_ranks * local_engines(config)
+    local_rank = place.local_ranks * local_engine(config) + place.local_rank
+    platform = registry.build(entry, PlatformSetup(config.num_threads, local_ranks))
+    device = expect(platform.start(local_rank), Device, platform, "start")
     activations = device.activations or config.dtype
     kernels = choose_kernels(registry, platform=entry.name, dtype=activations)
     ranks = make_ranks(registry, config, place, entry.name, device)

@@ -20,7 +20,7 @@ class PrometheusSink:
 
     def __init__(self, options: PrometheusOptions, setup: MetricsSetup) -> None:
         self.registry = CollectorRegistry()
-        self._totals = Totals()
+        self._totals = Totals(setup.engine)
         if options.process_metrics:
             ProcessCollector(registry=self.registry)
             PlatformCollector(registry=self.registry)

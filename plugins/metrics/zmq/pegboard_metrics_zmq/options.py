@@ -29,7 +29,7 @@ class ZmqOptions(BaseModel):
         "tcp://*:5557",
         description=(
             "Address of the events: with * or ::, and for ipc and inproc, the engine binds it; "
-            "else connects"
+            "else connects. Engine i of data parallel adds i to the port"
         ),
     )
     replay_endpoint: Address | None = Field(

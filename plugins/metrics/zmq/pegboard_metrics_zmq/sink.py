@@ -34,6 +34,15 @@ LEAVE_S = 1.0
 _pair = count()
 
 
+def address_of(endpoint: str, engine: int) -> str:
+    """Return the address of one of several engines: its number is added to the port of the
+    endpoint, or to its name if it has no port. Engine 0 has the endpoint itself."""
+    address, colon, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}_dp{engine}" if engine else endpoint
+    return f"{address}{colon}{int(port) + engine}" if port.isdecimal() else endpoint
+
+
 class ZmqSink:
     """Raises ConfigError if an address cannot be used."""
 
@@ -42,9 +51,13 @@ class ZmqSink:
         self._context = zmq.Context.instance()
         self._sockets: list[zmq.Socket[bytes]] = []
         try:
-            self._events = self._open(zmq.PUB, options.endpoint, "endpoint")
+            self._events = self._open(
+                zmq.PUB, address_of(options.endpoint, setup.engine), "endpoint"
+            )
             self._replay = (
-                self._open(zmq.ROUTER, options.replay_endpoint, "replay_endpoint")
+                self._open(
+                    zmq.ROUTER, address_of(options.replay_endpoint, setup.engine), "replay_endpoint"
+                )
                 if options.replay_endpoint
                 else None
             )

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 from pegboard_metrics_zmq.options import ZmqOptions
-from pegboard_metrics_zmq.sink import END, ZmqSink
+from pegboard_metrics_zmq.sink import END, ZmqSink, address_of
 from pydantic import ValidationError
 
 from pegboard.data.sampling_params import SamplingParams
@@ -30,6 +30,22 @@ from pegboard.interfaces.metrics import (
     Sample,
 )
 from pegboard_testing.fake_engine import FakeEngine
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "engine", "address"),
+    [
+        ("tcp://*:5557", 0, "tcp://*:5557"),
+        ("tcp://*:5557", 2, "tcp://*:5559"),
+        ("tcp://[::1]:5557", 1, "tcp://[::1]:5558"),
+        ("ipc:///tmp/events", 0, "ipc:///tmp/events"),
+        ("ipc:///tmp/events", 1, "ipc:///tmp/events_dp1"),
+        ("tcp://127.0.0.1:*", 1, "tcp://127.0.0.1:*"),
+    ],
+)
+def test_each_engine_has_its_address(endpoint: str, engine: int, address: str) -> None:
+    assert address_of(endpoint, engine) == address
+
 
 TOPIC = "kv@here"
 SETUP = MetricsSetup("m")

@@ -13,7 +13,7 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,11 @@ class EngineLink:
         self.stalled = ""
         """Why the engine does not answer at present, set by whoever watches it. Empty: it
         answers."""
+
+    @property
+    def parts(self) -> "Sequence[EngineLink]":
+        """The links to single engines."""
+        return (self,)
 
     def attach(
         self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
@@ -140,10 +145,10 @@ class EngineProcess(EngineLink):
 
     The socket is in a new folder that only this user can open. `stop` removes the socket and the
     folder. It also runs when the program exits. If this process is killed, the engine process
-    removes them. If both are killed, the next EngineProcess does.
+    removes them. If both are killed, the next EngineProcess does. role: its name in log lines.
     """
 
-    def __init__(self, builder: str = BUILDER) -> None:
+    def __init__(self, builder: str = BUILDER, *, role: str = "engine") -> None:
         with signals_wait():
             try:
                 socket_folder, self._lock = _new_folder()
@@ -162,7 +167,7 @@ class EngineProcess(EngineLink):
             function = "pegboard.engine.boundary.process:run"
             folder = str(self.folder)
             self._process = Child(
-                function, role="engine", folder=folder, address=address, builder=builder
+                function, role=role, folder=folder, address=address, builder=builder
             )
             self.pid = self._process.pid
             atexit.register(self.stop)

@@ -31,7 +31,10 @@ class Start(msgspec.Struct, tag="start"):
 
 
 class Add(msgspec.Struct, tag="add"):
+    """engine: the number of the engine that the request must go to; None = any."""
+
     request: EngineRequest
+    engine: int | None = None
 
 
 class Abort(msgspec.Struct, tag="abort"):

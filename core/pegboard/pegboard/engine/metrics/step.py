@@ -33,7 +33,8 @@ PARTS = by_label("pegboard_step_seconds_total")
 class StepMetrics:
     """Counts and observations since they were last published. All times are on the engine's clock.
     plugin_names: kind → names of the plugins in use. wants_records: a sink needs `Sample.requests`.
-    cache_config, show_hidden: see `engine_metrics`. modules: see `Sinks`. A name that is not in the
+    cache_config, show_hidden: see `engine_metrics`. modules: see `Sinks`.
+    engine: the engine's number. A name that is not in the
     catalogue is an error.
     """
 
@@ -48,7 +49,9 @@ class StepMetrics:
         cache_config: Mapping[str, str] | None = None,
         show_hidden: str | None = None,
         modules: Callable[[], Mapping[str, str]] = dict,
+        engine: int = 0,
     ) -> None:
+        self._engine = engine
         self.metrics = engine_metrics(limits, cache_config=cache_config, show_hidden=show_hidden)
         self._limits = limits
         self._sinks = Sinks(sinks, modules)
@@ -96,7 +99,7 @@ class StepMetrics:
         """Add a sink and publish the engine's current state to it."""
         late = Sinks([sink])
         late.declare(self.metrics)
-        late.publish(Sample(self._clock(), {**self._info, **gauges}))
+        late.publish(Sample(self._clock(), {**self._info, **gauges}, engine=self._engine))
         if late:
             self._sinks.add(sink)
 
@@ -274,6 +277,7 @@ class StepMetrics:
                 if not keys <= self._known:
                     self._check(keys)
             sample = Sample(self._clock(), gauges, self._counters, self._observations)
+            sample.engine = self._engine
             sample.requests = tuple(self._ended)
             sample.kv_events = kv_events
             self._sinks.publish(sample)

@@ -1,0 +1,212 @@
+"""Several engine processes as one. `AsyncLLM` uses them like an `EngineProcess`.
+
+A request goes to one of them (see `Balance`). An action goes to all, and their answers become one.
+If an engine dies, all count as dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pegboard.config.data_parallel import engine_numbers
+from pegboard.engine.actions import (
+    Action,
+    CollectiveRpc,
+    IsPaused,
+    IsSleeping,
+    ListLoRAs,
+    Stats,
+)
+from pegboard.engine.boundary.balance import Balance
+from pegboard.engine.boundary.client import EngineProcess
+from pegboard.engine.boundary.messages import (
+    Abort,
+    Add,
+    Control,
+    ControlReply,
+    Dead,
+    Failure,
+    FromEngine,
+    Ready,
+    Rejected,
+    StepDeltas,
+    Stop,
+    ToEngine,
+)
+from pegboard.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from pegboard.config.schema import EngineConfig
+    from pegboard.plan.engine_plan import EnginePlan
+
+
+def start_processes(
+    config: "EngineConfig", make: Callable[..., EngineProcess] = EngineProcess
+) -> "EngineProcess | Engines":
+    """Start the engine processes of a server with `make(role=…)`. Raises ConfigError."""
+    numbers = engine_numbers(config)
+    return make() if len(numbers) == 1 else Engines(numbers, make)
+
+
+class Engines:
+    """numbers: those of the engines. parts: their processes, in this order."""
+
+    def __init__(self, numbers: range, make: Callable[..., EngineProcess] = EngineProcess) -> None:
+        self.parts: list[EngineProcess] = []
+        self._numbers = numbers
+        self._balance = Balance(len(numbers))
+        self._ready: dict[int, Ready] = {}
+        self._asked: dict[int, tuple[Action[Any], dict[int, ControlReply]]] = {}
+        self._is_over = False
+        try:
+            for number in numbers:
+                self.parts.append(make(role=f"engine {number}"))
+        except BaseException:
+            self.stop()
+            raise
+
+    def start(self, plan: "EnginePlan", *, wants_samples: bool = False) -> None:
+        """Send each engine the plan with its number. It also has a seed of its own, so that the
+        same prompt gets different answers from two engines, as it does from one."""
+        seed = plan.settings.engine.seed
+        for number, part in zip(self._numbers, self.parts, strict=True):
+            settings = plan.settings.with_engine(
+                "data parallel",
+                data_parallel_rank=number,
+                data_parallel_start_rank=self._numbers.start,
+                data_parallel_size_local=len(self._numbers),
+                seed=seed + number,
+            )
+            part.start(replace(plan, settings=settings), wants_samples=wants_samples)
+
+    def attach(
+        self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
+    ) -> None:
+        """As `EngineProcess.attach`."""
+        self._on_message = on_message
+        self._on_death = on_death
+        for index, part in enumerate(self.parts):
+            part.attach(partial(self._receive, index), partial(self._died, index))
+
+    @property
+    def stalled(self) -> str:
+        """Why an engine does not answer at present, or ""."""
+        named = zip(self._numbers, self.parts, strict=True)
+        return next(
+            (f"engine {number}: {each.stalled}" for number, each in named if each.stalled), ""
+        )
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message to the engines that it concerns, without blocking."""
+        if isinstance(message, Add):
+            wanted = message.engine
+            engine = None if wanted is None else self._numbers.index(wanted)
+            self.parts[self._balance.add(message.request, engine)].send(message)
+        elif isinstance(message, Abort):
+            self._abort(message)
+        else:
+            if isinstance(message, Control):
+                self._asked[message.call_id] = message.action, {}
+            for part in self.parts:
+                part.send(message)
+
+    def _abort(self, message: Abort) -> None:
+        ids: dict[int, list[str]] = {}
+        for name in message.ids:
+            if (engine := self._balance.engine_of(name)) is not None:
+                ids.setdefault(engine, []).append(name)
+        for engine, names in ids.items():
+            self.parts[engine].send(Abort(names, message.reason))
+
+    def stop(self) -> None:
+        """End all processes at the same time. Blocks until they have ended."""
+        self._is_over = True
+        for part in self.parts:
+            part.send(Stop())
+        for part in self.parts:
+            part.stop()
+
+    def _receive(self, index: int, message: FromEngine) -> None:
+        if isinstance(message, Ready):
+            self._ready[index] = message
+            if len(self._ready) == len(self.parts):
+                self._on_message(merged_ready(self._in_order(self._ready)))
+        elif isinstance(message, ControlReply):
+            self._answer(index, message)
+        elif isinstance(message, Dead):
+            if not self._is_over:
+                self._is_over = True
+                self._on_message(Dead(self._named(index, message.failure), message.is_start))
+        else:
+            if isinstance(message, StepDeltas):
+                self._balance.feed(message.deltas)
+            elif isinstance(message, Rejected):
+                self._balance.remove(message.request_id)
+            self._on_message(message)
+
+    def _answer(self, index: int, reply: ControlReply) -> None:
+        action, replies = self._asked[reply.call_id]
+        replies[index] = reply
+        if len(replies) < len(self.parts):
+            return
+        del self._asked[reply.call_id]
+        failed = [place for place, each in sorted(replies.items()) if each.failure is not None]
+        if failed:
+            failure = replies[failed[0]].failure
+            assert failure is not None
+            if len(failed) < len(self.parts):
+                failure = self._named(failed[0], failure)
+            self._on_message(ControlReply(reply.call_id, failure=failure))
+            return
+        answers = [each.result for each in self._in_order(replies)]
+        self._on_message(ControlReply(reply.call_id, merged(action, answers)))
+
+    def _died(self, index: int, error: EngineDeadError) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._on_death(EngineDeadError(f"engine {self._numbers[index]}: {error}"))
+
+    def _named(self, index: int, failure: Failure) -> Failure:
+        message = f"engine {self._numbers[index]}: {failure.message}"
+        return Failure(failure.type, message, failure.carried)
+
+    def _in_order(self, by_index: "dict[int, Any]") -> list[Any]:
+        return [by_index[index] for index in range(len(self.parts))]
+
+
+def merged_ready(messages: Sequence[Ready]) -> Ready:
+    """Return one `Ready` for all engines. Their shortest `max_model_len` holds."""
+    info = merged(Stats(), [message.info for message in messages])
+    lengths = [message.max_model_len for message in messages]
+    return Ready(info, messages[0].metrics, min(lengths))
+
+
+def merged(action: Action[Any], answers: Sequence[Any]) -> Any:
+    """Return one answer to an action that all engines have answered. Equal answers are one. Lists
+    of results are joined in the order of the engines, numbers are added up, and an engine that is
+    paused or has not done it counts for all."""
+    if isinstance(action, CollectiveRpc):
+        return [result for results in answers for result in results]
+    if isinstance(action, Stats):
+        return _summed(answers)
+    if isinstance(action, ListLoRAs):
+        return sorted(set().union(*answers))
+    if isinstance(action, IsPaused | IsSleeping):
+        return any(answers)
+    return next((answer for answer in answers if not answer), answers[0])
+
+
+def _summed(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Add up numbers by key. Fractions ("…_perc") become their mean, and mappings are joined."""
+    total: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            share = value / len(parts) if key.endswith("_perc") else value
+            if isinstance(value, dict):
+                total[key] = {**total.get(key, {}), **value}
+            else:
+                total[key] = total.get(key, 0) + share
+    return total
