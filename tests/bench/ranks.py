@@ -130,7 +130,9 @@ def report(num_threads: int, folder: Path) -> str:
     mixture = folder / "mixture"
     write("qwen3_moe", "bfloat16", mixture)
     two: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": max(1, num_threads // 2)}
-    ways = {"1": {}, "1, executor `mp`": {"distributed_executor_backend": "mp"}, "2": two}
+    staged: dict[str, Any] = {**two, "tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    apart = {"distributed_executor_backend": "mp"}
+    ways = {"1": {}, "1, executor `mp`": apart, "2": two, "2 pipeline stages": staged}
     of_experts = {"1": {}, "2": two, "2, whole experts": {**two, "enable_expert_parallel": True}}
     for name, model, chosen in (
         ("SmolLM2-135M, Q4_1", None, ways),

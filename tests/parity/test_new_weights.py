@@ -142,6 +142,7 @@ def test_running_requests_end_with_the_old_weights_if_the_update_waits(
     assert tokens == greedy
 
 
+@pytest.mark.one_rank
 def test_a_checkpoint_that_cannot_be_used_leaves_the_old_weights(
     write: Callable[..., Reference],
     open_llm: Callable[..., LLM],

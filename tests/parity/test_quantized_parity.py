@@ -117,6 +117,7 @@ def routers(model: Any) -> dict[str, torch.Tensor]:
     ],
     ids=["qwen3_moe", "mixtral", "minimax_m2"],
 )
+@pytest.mark.one_rank
 def test_routers_are_not_quantized(
     write: Callable[..., Any],
     open_llm: Callable[..., LLM],

@@ -17,6 +17,8 @@ from pegboard.engine import build
 from pegboard.plan.engine_plan import resolve
 from pegboard.worker.worker import Worker
 
+pytestmark = pytest.mark.one_rank
+
 SMALLER = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
 OTHER_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 SECOND = {
