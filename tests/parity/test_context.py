@@ -21,6 +21,7 @@ def answer(llm: Any, num_tokens: int) -> list[int]:
     return list(llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids)
 
 
+@pytest.mark.one_rank
 @pytest.mark.parametrize("asked", ["auto", -1])
 def test_auto_serves_what_fits(write: Any, open_llm: Any, asked: Any) -> None:
     reference = write("llama")
@@ -46,6 +47,7 @@ def test_a_default_size_grows_until_the_context_fits(
         assert llm.llm_engine.engine.stats()["num_blocks"] == 17
 
 
+@pytest.mark.one_rank
 def test_more_than_the_machine_has_is_refused(
     write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
+from tiny_models import DIVIDED
 
 from pegboard import LLM, SamplingParams
 from pegboard.errors import RequestError
@@ -99,11 +100,12 @@ def test_prefixes_are_loaded_after_a_restart(
     with open_llm(reference.directory, **engine, **settings(tmp_path / "kv")) as llm:
         tokens, num_saved = generate(llm, PROMPTS)
         assert tokens == expected
-        assert num_saved == stored(PROMPTS)
+        # else loaded blocks may be taken back before they are used
+        is_whole = "num_gpu_blocks_override" not in engine or not DIVIDED
+        assert num_saved == stored(PROMPTS) or stored(PROMPTS) > num_saved > 0 and not is_whole
         answers = [[*prompt, *output, 7] for prompt, output in zip(PROMPTS, expected, strict=True)]
         assert llm.reset_prefix_cache()
         tokens, num_saved = generate(llm, answers)
-        # else loaded blocks may be taken back before they are used
         is_whole = "num_gpu_blocks_override" not in engine
         assert num_saved == stored(answers) or stored(answers) > num_saved > 0 and not is_whole, (
             "outputs are stored too"

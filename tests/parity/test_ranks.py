@@ -113,6 +113,7 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
 STAGED = {**MODELS, "hybrid": STATES["bamba"]}
 del STAGED["closed gates"]
 Write = Callable[..., Any]
+pytestmark = pytest.mark.one_rank  # they divide models themselves
 FAILING = """
 class Failing:
     argmax_invariant = False

@@ -38,6 +38,7 @@ class NativeFloatWeight(FloatWeight):
         super().__init__(shape, dtype, device, is_table, activations)
         self.type = TYPES.index(dtype)
         self._packed: Tensor | None = None
+        self._stays_plain = False
 
     def dense(self) -> Tensor:
         if self._plain is not None:
@@ -52,6 +53,8 @@ class NativeFloatWeight(FloatWeight):
     def finish(self) -> None:
         """Pack the matrix. A second call writes to the same addresses."""
         assert self._plain is not None, "call plain() before finish()"
+        if self._stays_plain:
+            return
         rows, columns = self.shape
         if self._packed is None:
             # bfloat16 numbers are packed in pairs
@@ -80,6 +83,9 @@ class NativeFloatWeight(FloatWeight):
         rows = self.shape[0] // num_experts
         columns = self.shape[1]
         if rows % GROUP:
+            self.plain()
+            self._packed = None
+            self._stays_plain = True
             return super().bind_experts(num_experts, bias)
         packed = self.packed()
         products = [

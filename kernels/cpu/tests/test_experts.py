@@ -139,6 +139,30 @@ def test_matrices_of_odd_sizes_are_computed_too() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", [NativeFloatWeight, NativeBlockWeight])
+@pytest.mark.parametrize("rows", [9, 16])
+def test_what_is_bound_sees_new_values(kind: Any, rows: int) -> None:
+    weight = kind((2 * rows, COLUMNS), torch.float32, "cpu")
+    x = torch.randn(3, COLUMNS)
+
+    def fill() -> torch.Tensor:
+        if kind is NativeFloatWeight:
+            weight.plain().normal_()
+        else:
+            weight.write(0, blocks_of(2 * rows, seed=int(torch.randint(1000, ()))))
+        weight.finish()
+        dense: torch.Tensor = weight.dense().view(2, rows, COLUMNS)
+        return torch.cat((x[:1] @ dense[0].T, x[1:] @ dense[1].T))
+
+    fill()
+    call = weight.bind_experts(2, None)
+    for _ in range(3):
+        expected = fill()
+        found = call(x, torch.tensor([0, 1, 3], dtype=torch.int32))
+        error = 1e-4 if kind is NativeFloatWeight or rows == 9 else 0.1 * expected.abs().max()
+        torch.testing.assert_close(found, expected, atol=float(error), rtol=1e-4)
+
+
 RULES = [
     RouterRule(2),
     RouterRule(3, "sigmoid", renormalize=True, scale=2.5),

@@ -33,9 +33,8 @@ PARTS = by_label("pegboard_step_seconds_total")
 class StepMetrics:
     """Counts and observations since they were last published. All times are on the engine's clock.
     plugin_names: kind → names of the plugins in use. wants_records: a sink needs `Sample.requests`.
-    cache_config, show_hidden: see `engine_metrics`. modules: see `Sinks`.
-    engine: the engine's number. A name that is not in the
-    catalogue is an error.
+    cache_config, show_hidden: see `engine_metrics`. modules: see `Sinks`. engine: the engine's
+    number. A name that is not in the catalogue is an error.
     """
 
     def __init__(
