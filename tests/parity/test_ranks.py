@@ -221,7 +221,8 @@ def test_processes(write: Write, name: str, ranks: int, stages: int) -> None:
 
 
 def test_states_of_requests_on_all_ranks(write: Write) -> None:
-    """Requests that are preempted, drafted or masked give the tokens of one rank."""
+    """Requests that are preempted or drafted give the tokens of one rank, also after the ranks have
+    slept."""
     reference = write("llama", **HEADS)
     prompts = [{"prompt_token_ids": ids} for ids in random_prompts((7, 11, 5, 9))]
     params = [
@@ -239,10 +240,15 @@ def test_states_of_requests_on_all_ranks(write: Write) -> None:
             "max_model_len": 44,
             "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
             "max_in_flight": 2,
+            "enable_sleep_mode": True,
         }
         with open_llm(reference.directory, **settings) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             answers.append([[each.token_ids for each in out.outputs] for out in outputs])
+            llm.sleep(level=2)
+            llm.wake_up()
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            assert [[each.token_ids for each in out.outputs] for out in outputs] == answers[-1]
             assert llm.collective_rpc("memory")[ranks * stages - 1]["total"] > 0
     assert answers[0] == answers[1] == answers[2]
 
@@ -260,6 +266,24 @@ def test_the_plan_for_two_ranks_of_a_host(write: Write) -> None:
     assert kv_plan.groups[0].spec.tensors[0].shape[0] == 1, "two KV heads, one on each rank"
     assert registry.decisions["collective", ""].require().name == "shared_memory"
     assert registry.decisions["executor", ""].require().name == "mp"
+
+
+def test_the_plan_for_three_stages_of_a_host(write: Write) -> None:
+    """Every stage stores a third in each block. Each tensor is read by some stage."""
+    settings = {
+        "skip_tokenizer_init": True,
+        "max_model_len": 64,
+        "num_threads": CPUPlatform(None, PlatformSetup()).num_threads,  # as other tests here
+    }
+    directory = str(write("llama").directory)
+    plans = []
+    for stages in (1, 3):
+        staged = settings | {"pipeline_parallel_size": stages}
+        plan, registry = resolve(engine_settings(directory, staged))
+        plans.append(build.choose_for_model(plan, registry))
+    (whole, _, names), (divided, _, names_of_stages) = plans
+    assert names == names_of_stages
+    assert divided.groups == whole.groups and whole.block_bytes == 3 * divided.block_bytes
 
 
 def test_each_rank_needs_memory_for_its_share(
