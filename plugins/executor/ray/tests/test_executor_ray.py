@@ -1,0 +1,32 @@
+"""The executor passes the contract of its kind and the generic contract."""
+
+from __future__ import annotations
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.40'")
+
+from pegboard_executor_ray.executor import RayExecutor
+
+from pegboard.interfaces.executor import ExecutorSetup
+from pegboard_testing.contract_executor import ExecutorContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("executor", "ray"))
+
+
+class TestOneRank(ExecutorContract):
+    def executor(self, setup: ExecutorSetup) -> RayExecutor:
+        return RayExecutor(None, setup)
+
+
+class TestTwoRanks(TestOneRank):
+    ranks = 2
+    sampling = range(2)
+
+
+class TestTwoStages(TestOneRank):
+    ranks = 3
+    sampling = range(1, 3)
