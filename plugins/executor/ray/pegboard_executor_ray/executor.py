@@ -32,7 +32,7 @@ from pegboard_executor_ray.node import on_node
 from pegboard_executor_ray.options import RayOptions
 from pegboard_executor_ray.questions import Question
 from pegboard_executor_ray.rank import GROUPS, Rank, dumped
-from pegboard_executor_ray.watch import Watch, Watched
+from pegboard_executor_ray.watch import Watch, Watched, reason_of
 
 DEATH_S = 5.0
 """Seconds in which the death of a rank that does not answer is noticed."""
@@ -144,7 +144,8 @@ class RayExecutor:
         for rank, (actor, seat) in enumerate(zip(self._actors, self._seats, strict=True)):
             pid, numbers = answers[rank]
             gpus[seat.node] += numbers
-            self._watched.append(Watched(actor, seat.node, pid))
+            life = actor.live.remote().future()
+            self._watched.append(Watched(actor, seat.node, pid, life))
         self._watch = Watch(self._watched, self._wake)
         if self._on_death is not None:
             self._watch.tell(self._on_death)
@@ -262,7 +263,7 @@ class RayExecutor:
         """Look at what a rank has answered."""
         if arrival is None:
             self._raise_death()
-        kind, value = self._content(arrival.future)
+        kind, value = self._content(arrival)
         question = self._questions.get(arrival.number)
         if kind == "transfers":
             self._transfers.add(arrival.rank, value)
@@ -273,11 +274,11 @@ class RayExecutor:
         elif kind == "error":
             self._late_error = self._late_error or value
 
-    def _content(self, future: Future[bytes]) -> tuple[str, Any]:
+    def _content(self, arrival: Arrival) -> tuple[str, Any]:
         try:
-            kind, value = pickle.loads(future.result())
+            kind, value = pickle.loads(arrival.future.result())
         except RayActorError as error:
-            self._raise_death(error)
+            self._raise_death(WorkerDeath(arrival.rank, reason_of(error)))
         except RayError as error:
             return "error", PegboardError(f"Ray: {' '.join(str(error).split())}")
         return kind, value
@@ -289,11 +290,10 @@ class RayExecutor:
         if error is not None:
             raise error
 
-    def _raise_death(self, error: BaseException | None = None) -> NoReturn:
-        """A rank has died."""
-        death = self._watch.reason(DEATH_S) if self._watch is not None else None
-        if death is None:
-            raise EngineDeadError(f"an actor of Ray has died: {error}") from error
+    def _raise_death(self, found: WorkerDeath | None = None) -> NoReturn:
+        """A rank has died. found: what its call says, if nobody has noticed more."""
+        death = (self._watch.reason(DEATH_S) if self._watch is not None else None) or found
+        assert death is not None, "the engine is only woken by a death"
         raise EngineDeadError(f"worker {death.rank} died: {death.reason}")
 
 

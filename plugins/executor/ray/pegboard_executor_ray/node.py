@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 PATIENCE_S = 2.0
 """Seconds in which processes that were told to end have ended."""
 
-TASK_S = 10.0
+TASK_S = 5.0
 """Seconds to wait for a task on another node."""
 
 
@@ -29,8 +29,8 @@ def this_node() -> str:
 
 
 def on_node(node: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of this module on a node. Raises errors of Ray if the node does not
-    answer."""
+    """Call a function of this module on a node. Raises errors of Ray if the node does not answer
+    within TASK_S seconds."""
     if node == this_node():
         return function(*arguments)
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)

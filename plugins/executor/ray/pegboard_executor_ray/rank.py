@@ -1,7 +1,8 @@
 """The actor of one rank: a worker that does what the calls of the engine's process say.
 
 All calls that use the worker run in one thread of the actor, in the order in which they were made.
-Masks arrive in another thread, because a step that runs waits for them, and pings in a third one.
+Masks arrive in another thread, because a step that runs waits for them. Two more are there for those
+who watch the actor.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pegboard.log import get_logger, set_up_logging
 
 log = get_logger(__name__)
 
-GROUPS = {"worker": 1, "masks": 1, "life": 1}
+GROUPS = {"worker": 1, "masks": 1, "pings": 1, "life": 1}
 """The threads of the actor → how many there are."""
 
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -116,9 +117,14 @@ class Rank:
         """Call a method of the worker."""
         return self._answer(lambda: self._worker.call(*pickle.loads(pickled)))
 
-    @ray.method(concurrency_group="life")
+    @ray.method(concurrency_group="pings")
     def ping(self) -> None:
-        """Show that the process lives."""
+        """Show that the process is not stopped."""
+
+    @ray.method(concurrency_group="life")
+    def live(self) -> None:
+        """Do nothing until the process ends. The caller then learns that it has ended."""
+        threading.Event().wait()
 
     @ray.method(concurrency_group="worker")
     def leave(self) -> None:

@@ -23,12 +23,13 @@ LATE_S = 0.75
 
 @dataclass
 class Watched:
-    """A rank. ping: the one that is not answered; None = all are. since: when it was sent, in
-    seconds of the monotonic clock."""
+    """A rank. life: the call that ends when its process does. ping: the one that is not answered;
+    None = all are. since: when it was sent, in seconds of the monotonic clock."""
 
     actor: Any
     node: str
     pid: int
+    life: Future[Any]
     ping: Future[Any] | None = None
     since: float = 0.0
 
@@ -87,40 +88,37 @@ class Watch:
 
     def _look(self) -> WorkerDeath | None:
         """Return a rank that has died."""
-        for number, rank in enumerate(self._ranks):
-            if reason := look_at(rank):
-                return WorkerDeath(number, reason)
+        for reason_now in (end_of, late_reason):
+            for number, rank in enumerate(self._ranks):
+                if reason := reason_now(rank):
+                    return WorkerDeath(number, reason)
         return None
 
 
-def look_at(rank: Watched) -> str:
-    """Ping a rank, unless a ping is on its way. Return why it is dead, or ""."""
-    if rank.ping is not None and rank.ping.done():
-        error = rank.ping.exception()
-        if error is not None:
-            return reason_of(error)
-        rank.ping = None
-    if rank.ping is None:
-        rank.ping = rank.actor.ping.remote().future()
-        rank.since = time.monotonic()
-        return ""
-    return late_reason(rank) if time.monotonic() - rank.since > LATE_S else ""
+def end_of(rank: Watched) -> str:
+    """Return how the process of a rank has ended, or ""."""
+    return reason_of(rank.life.exception()) if rank.life.done() else ""
 
 
 def late_reason(rank: Watched) -> str:
-    """Return why a rank that does not answer is dead, or "" if it is only busy."""
+    """Ping a rank, unless a ping is on its way. Return why one that does not answer is dead, or ""
+    if it is only busy."""
+    if rank.ping is None or rank.ping.done():
+        rank.ping = rank.actor.ping.remote().future()
+        rank.since = time.monotonic()
+    if time.monotonic() - rank.since < LATE_S:
+        return ""
     try:
-        if on_node(rank.node, is_stopped, rank.pid):
-            return "it is stopped (SIGSTOP), and was killed"
+        is_dead = on_node(rank.node, is_stopped, rank.pid)
     except RayError:
-        return ""  # the ping will say what happened to the node
-    return ""
+        return ""  # the node does not answer either, which ends the call `life`
+    return "it is stopped (SIGSTOP), and was killed" if is_dead else ""
 
 
-def reason_of(error: BaseException) -> str:
+def reason_of(error: BaseException | None) -> str:
     """Return why Ray says that an actor is dead, in one line. Of a process that has ended, Ray does
     not know how."""
     text = " ".join(str(error).split())
-    if "End of file" in text:
-        return "its process has ended: SIGKILL, a crash or an exit; its log may say more"
+    if "End of file" in text or "Socket closed" in text:
+        return "its process or node has ended: SIGKILL, a crash or an exit; its log may say more"
     return text.partition("The actor is dead because ")[2] or text

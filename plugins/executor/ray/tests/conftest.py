@@ -1,16 +1,26 @@
-"""One Ray for all tests."""
+"""One Ray with two nodes for all tests. Both are on this machine, with resources of their own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
-def shared_ray() -> Iterator[None]:
-    import ray
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A Cluster of Ray to which this process is connected."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.40'")
+    from ray.cluster_utils import Cluster
 
-    ray.init(address="local", num_cpus=8, include_dashboard=False, logging_level="warning")
-    yield
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False}
+    )
+    cluster.add_node(num_cpus=4)
+    ray.init(address=cluster.address, logging_level="warning", log_to_driver=False)
+    yield cluster
     ray.shutdown()
+    cluster.shutdown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.40'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.40'")
 
 from pegboard_executor_ray.executor import RayExecutor
 
@@ -17,6 +17,7 @@ def test_contract() -> None:
     check_entry(installed_entry("executor", "ray"))
 
 
+@pytest.mark.usefixtures("cluster")
 class TestOneRank(ExecutorContract):
     def executor(self, setup: ExecutorSetup) -> RayExecutor:
         return RayExecutor(None, setup)
