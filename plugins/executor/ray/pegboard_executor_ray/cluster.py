@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -24,6 +25,7 @@ from pegboard_executor_ray.node import this_node
 from pegboard_executor_ray.options import RayOptions
 
 ADDRESS = "RAY_ADDRESS"
+TOKEN = "RAY_AUTH_TOKEN"
 STATISTICS = "RAY_USAGE_STATS_ENABLED"
 LOOPBACK = "127.0.0.1"
 
@@ -69,6 +71,8 @@ class Cluster:
     def _start(self, num_cpus: int) -> None:
         # it tells its makers what it runs otherwise
         os.environ.setdefault(STATISTICS, "0")
+        # it writes a secret to the home folder otherwise
+        os.environ.setdefault(TOKEN, secrets.token_hex(32))
         self._folder = tempfile.mkdtemp(prefix="pegboard-ray-")
         ray.init(
             address="local",

@@ -34,8 +34,8 @@ from pegboard_executor_ray.questions import Question
 from pegboard_executor_ray.rank import GROUPS, Rank, dumped
 from pegboard_executor_ray.watch import Watch, Watched, reason_of
 
-DEATH_S = 5.0
-"""Seconds in which the death of a rank that does not answer is noticed."""
+DEATH_S = 1.0
+"""Seconds in which those who watch a rank whose call has failed say why it is dead."""
 
 LEAVE_S = 1.0
 """Seconds in which ranks stop their workers by themselves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
     """A Cluster of Ray to which this process is connected."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.40'")
+    import ray
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False}
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.40'")
+if find_spec("ray") is None:
+    pytest.skip("Ray is not installed: pip install 'ray>=2.40'", allow_module_level=True)
 
 from pegboard_executor_ray.executor import RayExecutor
 
