@@ -13,7 +13,7 @@ import pickle
 import queue
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -28,7 +28,7 @@ from pegboard.errors import EngineDeadError, PegboardError
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerDeath, WorkerReady
 from pegboard_executor_ray import node
 from pegboard_executor_ray.cluster import Cluster, Seat
-from pegboard_executor_ray.node import on_node
+from pegboard_executor_ray.node import on_node, this_node
 from pegboard_executor_ray.options import RayOptions
 from pegboard_executor_ray.questions import Question
 from pegboard_executor_ray.rank import GROUPS, Rank, dumped
@@ -190,12 +190,16 @@ class RayExecutor:
         self._cluster.close()
 
     def _end_ranks(self) -> None:
-        left = [actor.leave.remote() for actor in self._actors]
-        ray.wait(left, num_returns=len(left), timeout=LEAVE_S)
+        leaving = [actor.leave.remote() for actor in self._actors]
+        ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
         for actor in self._actors:
             ray.kill(actor)
-        for each in {watched.node for watched in self._watched}:
-            pids = [watched.pid for watched in self._watched if watched.node == each]
+        wait([watched.life for watched in self._watched], LEAVE_S)
+        # of processes on other nodes, Ray has said whether they ended
+        here = this_node()
+        left = [each for each in self._watched if each.node == here or not each.life.done()]
+        for each in {watched.node for watched in left}:
+            pids = [watched.pid for watched in left if watched.node == each]
             with contextlib.suppress(RayError):  # the node is gone
                 on_node(each, node.end_processes, pids)
         self._remove_folder()
@@ -290,9 +294,9 @@ class RayExecutor:
         if error is not None:
             raise error
 
-    def _raise_death(self, found: WorkerDeath | None = None) -> NoReturn:
-        """A rank has died. found: what its call says, if nobody has noticed more."""
-        death = (self._watch.reason(DEATH_S) if self._watch is not None else None) or found
+    def _raise_death(self, fallback: WorkerDeath | None = None) -> NoReturn:
+        """A rank has died. fallback: what its call says, if nobody has noticed more."""
+        death = (self._watch.reason(DEATH_S) if self._watch is not None else None) or fallback
         assert death is not None, "the engine is only woken by a death"
         raise EngineDeadError(f"worker {death.rank} died: {death.reason}")
 

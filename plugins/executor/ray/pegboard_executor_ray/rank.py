@@ -1,8 +1,8 @@
 """The actor of one rank: a worker that does what the calls of the engine's process say.
 
 All calls that use the worker run in one thread of the actor, in the order in which they were made.
-Masks arrive in another thread, because a step that runs waits for them. Two more are there for those
-who watch the actor.
+Masks arrive in another thread, because a step that runs waits for them. Two more threads are there
+for those who watch the actor.
 """
 
 from __future__ import annotations

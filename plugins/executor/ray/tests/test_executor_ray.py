@@ -21,16 +21,22 @@ def test_contract() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-class TestOneRank(ExecutorContract):
+class RayContract(ExecutorContract):
     def executor(self, setup: ExecutorSetup) -> RayExecutor:
         return RayExecutor(None, setup)
 
 
-class TestTwoRanks(TestOneRank):
+@pytest.mark.slow
+class TestOneRank(RayContract):
+    pass
+
+
+class TestTwoRanks(RayContract):
     ranks = 2
     sampling = range(2)
 
 
-class TestTwoStages(TestOneRank):
+@pytest.mark.slow
+class TestTwoStages(RayContract):
     ranks = 3
     sampling = range(1, 3)
