@@ -38,6 +38,7 @@ from pegboard.plan.sinks import build_sinks, metrics_flags
 from pegboard.plan.weight_update import describe_update
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
+from pegboard.plugins.hosts import check_same_plugins, plugin_versions
 from pegboard.plugins.registry import Registry
 from pegboard.worker.extension import make_worker
 from pegboard.worker.model_loader import check_tensors
@@ -205,7 +206,15 @@ def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits
     entry = registry.choose("executor", need, explicit=backend, prefers=prefers).require()
     worker_plan = _worker_plan(registry, plan, config, limits)
     last_stage = range(ranks - config.tensor_parallel_size, ranks)
-    setup = ExecutorSetup(partial(make_worker, registry, worker_plan), ranks, Child, last_stage)
+    setup = ExecutorSetup(
+        partial(make_worker, registry, worker_plan),
+        ranks,
+        Child,
+        last_stage,
+        partial(check_same_plugins, plugin_versions(registry)),
+        config.device,
+        config.num_threads,
+    )
     return registry.build(entry, setup)
 
 

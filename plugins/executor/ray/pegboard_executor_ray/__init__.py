@@ -1,0 +1,1 @@
+"""The executor `ray`: every rank is an actor of Ray."""

@@ -1,0 +1,13 @@
+"""Spec of the executor plugin `ray`."""
+
+from __future__ import annotations
+
+from pegboard.interfaces.executor import ExecutorSpec
+
+RAY = ExecutorSpec(
+    api="1.0",
+    implementation="pegboard_executor_ray.executor:RayExecutor",
+    options="pegboard_executor_ray.options:RayOptions",
+    probe="pegboard_executor_ray.probe:probe",
+    supports={"ranks": True},
+)

@@ -1,0 +1,161 @@
+"""The actor of one rank: a worker that does what the calls of the engine's process say.
+
+All calls that use the worker run in one thread of the actor, in the order in which they were made.
+Masks arrive in another thread, because a step that runs waits for them. Two more threads are there
+for those who watch the actor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from pegboard import env
+from pegboard.data.batch import StepOutput, TokenMasks
+from pegboard.errors import PegboardError, is_failure, portable
+from pegboard.interfaces.executor import Place, WorkerLike
+from pegboard.log import get_logger, set_up_logging
+
+log = get_logger(__name__)
+
+GROUPS = {"worker": 1, "masks": 1, "pings": 1, "life": 1}
+"""The threads of the actor → how many there are."""
+
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+class Rank:
+    """The methods that return bytes return the pickle of (kind, value). kind: "answer", "transfers"
+    (the reports of a rank that does not answer steps), "done" (it has none) or "error"."""
+
+    def __init__(self) -> None:
+        self.worker: WorkerLike | None = None
+        self.samples = False
+        self.answers = False
+        self.masks: dict[int, TokenMasks] = {}
+        self.has_masks = threading.Condition()
+
+    @ray.method(concurrency_group="worker")
+    def prepare(
+        self, role: str, path: Sequence[str], environment: Mapping[str, str], check: bytes
+    ) -> bytes:
+        """Set up the process, and check its plugins. path: where the engine finds modules.
+        environment: the engine's variables that ranks read. check: the pickle of a function without
+        arguments. The answer has the process, and the GPUs that Ray gives to it."""
+        # Ray sets it to the CPUs of the bundle, but ranks share the cores of their node
+        os.environ.pop("OMP_NUM_THREADS", None)
+        os.environ.update(environment)
+        sys.path += [folder for folder in path if folder not in sys.path]
+        set_up_logging(env.log_level(), role)
+        return self._answer(lambda: self._checked(check))
+
+    def _checked(self, check: bytes) -> tuple[int, list[str]]:
+        pickle.loads(check)()
+        return os.getpid(), [str(number) for number in ray.get_gpu_ids()]
+
+    @ray.method(concurrency_group="worker")
+    def start(self, make_worker: bytes, place: Place, sampling: range, gpus: str) -> bytes:
+        """Build the worker, and load the weights. gpus: those of all ranks of this node, in their
+        order; "" = none."""
+        if gpus:
+            os.environ[GPUS] = gpus
+        self.samples = place.rank in sampling
+        self.answers = place.rank == sampling.start
+        return self._answer(lambda: self._loaded(make_worker, place))
+
+    def _loaded(self, make_worker: bytes, place: Place) -> object:
+        self.worker = pickle.loads(make_worker)(place)
+        return self._worker.load()
+
+    @property
+    def _worker(self) -> WorkerLike:
+        assert self.worker is not None, "the worker was not started"
+        return self.worker
+
+    @ray.method(concurrency_group="worker")
+    def step(self, pickled: bytes) -> bytes:
+        """Run a batch."""
+        try:
+            batch = pickle.loads(pickled)
+            needs_masks = batch.needs_masks and self.samples
+            masks = (lambda: self._masks_of(batch.step)) if needs_masks else None
+            output = self._worker.run(batch, masks)()
+        except BaseException as error:  # noqa: BLE001 - the engine raises it
+            return self._failed(error)
+        return self._dumped(*self._told(output))
+
+    def _told(self, output: StepOutput) -> tuple[str, object]:
+        """Return what the engine wants to know of a step."""
+        if self.answers:
+            return "answer", output
+        if any(each.saved or each.loaded or each.failed for each in output.transfers.values()):
+            return "transfers", output.transfers
+        return "done", None
+
+    @ray.method(concurrency_group="masks")
+    def provide_masks(self, pickled: bytes) -> None:
+        """Hand over the masks of a step."""
+        step, masks = pickle.loads(pickled)
+        with self.has_masks:
+            self.masks[step] = masks
+            self.has_masks.notify_all()
+
+    def _masks_of(self, step: int) -> TokenMasks:
+        with self.has_masks:
+            self.has_masks.wait_for(lambda: step in self.masks)
+            return self.masks.pop(step)
+
+    @ray.method(concurrency_group="worker")
+    def call(self, pickled: bytes) -> bytes:
+        """Call a method of the worker."""
+        return self._answer(lambda: self._worker.call(*pickle.loads(pickled)))
+
+    @ray.method(concurrency_group="pings")
+    def ping(self) -> None:
+        """Show that the process is not stopped."""
+
+    @ray.method(concurrency_group="life")
+    def live(self) -> None:
+        """Do nothing until the process ends. The caller then learns that it has ended."""
+        threading.Event().wait()
+
+    @ray.method(concurrency_group="worker")
+    def leave(self) -> None:
+        """Stop the worker."""
+        if self.worker is not None:
+            self.worker.stop()
+
+    def _answer(self, function: Callable[[], Any]) -> bytes:
+        try:
+            answer = function()
+        except BaseException as error:  # noqa: BLE001 - the engine raises it
+            return self._failed(error)
+        return self._dumped("answer", answer)
+
+    def _dumped(self, kind: str, value: object) -> bytes:
+        try:
+            return dumped((kind, value))
+        except Exception as error:  # noqa: BLE001 - any code may run here
+            name = type(value).__name__
+            message = f"the answer of a worker cannot be sent to the engine: a {name}: {error}"
+            return self._failed(PegboardError(message))
+
+    def _failed(self, error: BaseException) -> bytes:
+        """Return an error as an answer, and log its traceback, which the engine cannot have. Exits
+        are raised."""
+        if not is_failure(error):
+            raise error
+        is_plain = isinstance(error, PegboardError) and error.__cause__ is None
+        log.log(logging.DEBUG if is_plain else logging.ERROR, "the worker failed", exc_info=error)
+        return dumped(("error", portable(error)))
+
+
+def dumped(value: object) -> bytes:
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
