@@ -36,7 +36,11 @@ ENGINE_CALLS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec(Spec):
-    """supports: `ranks` (True, or AtMost a number of ranks)."""
+    """supports: `ranks` (True, or AtMost a number of ranks). flags: "engine_per_rank" = every rank
+    is in a process that somebody else started, with an engine of its own, and the engines must
+    decide alike."""
+
+    FLAGS = frozenset({"engine_per_rank"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

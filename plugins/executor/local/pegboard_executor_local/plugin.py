@@ -7,6 +7,13 @@ UNI = ExecutorSpec(
     implementation="pegboard_executor_local.in_process:InProcessExecutor",
 )
 
+EXTERNAL_LAUNCHER = ExecutorSpec(
+    api="1.0",
+    implementation="pegboard_executor_local.launched:LaunchedExecutor",
+    supports={"ranks": True},
+    flags=frozenset({"engine_per_rank"}),
+)
+
 MP = ExecutorSpec(
     api="1.0",
     implementation="pegboard_executor_local.processes:ProcessExecutor",
