@@ -23,7 +23,7 @@ from members import (
 )
 
 CEILINGS = {
-    ".": 280,
+    ".": 290,
     "cli": 345,
     "config": 600,
     "data": 610,
@@ -37,7 +37,7 @@ CEILINGS = {
     "layers": 945,
     "ops": 370,
     "plan": 680,
-    "plugins": 1150,
+    "plugins": 1170,
     "worker": 1810,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling

@@ -26,6 +26,7 @@ third-party library translates the library's exceptions with `raise … from`.
 
 from __future__ import annotations
 
+import pickle
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -159,6 +160,18 @@ def is_failure(error: BaseException) -> bool:
     """Return True for exceptions, and for panics of Rust libraries, which do not inherit from
     Exception. Return False for interrupts, exits and cancellation."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def portable(error: BaseException) -> BaseException:
+    """Return the error as another process can read it. Attributes are kept, causes are not. What
+    cannot be pickled becomes a PegboardError that begins with the name of its type."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+        if type(copy) is type(error) and str(copy) == str(error):
+            return error
+    except Exception:  # noqa: BLE001 - any code may run while an unknown class is pickled
+        pass
+    return PegboardError(f"{type(error).__name__}: {error}")
 
 
 @contextmanager

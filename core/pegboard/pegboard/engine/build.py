@@ -40,6 +40,7 @@ from pegboard.plan.sinks import build_sinks, metrics_flags
 from pegboard.plan.weight_update import describe_update
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
+from pegboard.plugins.hosts import check_same_plugins, plugin_versions
 from pegboard.plugins.registry import Registry
 from pegboard.worker.extension import make_worker
 from pegboard.worker.model_loader import check_tensors
@@ -218,7 +219,15 @@ def _executor_setup(
     ranks = config.num_ranks
     worker_plan = _worker_plan(registry, plan, config, limits)
     last_stage = range(ranks - config.tensor_parallel_size, ranks)
-    return ExecutorSetup(partial(make_worker, registry, worker_plan), ranks, Child, last_stage)
+    return ExecutorSetup(
+        partial(make_worker, registry, worker_plan),
+        ranks,
+        Child,
+        last_stage,
+        partial(check_same_plugins, plugin_versions(registry)),
+        config.device,
+        config.num_threads,
+    )
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:

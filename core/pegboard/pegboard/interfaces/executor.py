@@ -85,6 +85,10 @@ class ChildProcess(Protocol):
         """Wait for the process to end. If it does not, send SIGUSR1 and wait, then SIGKILL."""
 
 
+def nothing_to_check() -> None:
+    """All ranks run on one host."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
     """make_worker: builds core's worker for a place in the calling process. It can be pickled, so
@@ -94,12 +98,19 @@ class ExecutorSetup:
     start_process("module:function", role=…, folder=…, pass_fds=…, **arguments) runs a function in a
     new interpreter. role: its name in log lines. folder: a folder that it removes if this process
     dies first. pass_fds: file descriptors that it inherits under the same numbers. arguments: what
-    JSON can encode. None = this engine starts no processes."""
+    JSON can encode. None = this engine starts no processes.
+    check_plugins: raises PluginBroken in a process whose host has other plugins than this one. A
+    process on another host calls it before `make_worker` is unpickled. platform: the name of that
+    on which the ranks compute. num_threads: how many threads each rank computes with; None = a
+    share of the cores."""
 
     make_worker: Callable[[Place], "WorkerLike"]
     ranks: int = 1
     start_process: Callable[..., ChildProcess] | None = None
     sampling: range = range(1)
+    check_plugins: Callable[[], None] = nothing_to_check
+    platform: str = ""
+    num_threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
