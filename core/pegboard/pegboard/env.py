@@ -56,6 +56,11 @@ def vllm_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and value}
 
 
+def cluster_key() -> str | None:
+    """PEGBOARD_CLUSTER_KEY: a secret that the hosts of `--nnodes` share. Default: none."""
+    return os.environ.get("PEGBOARD_CLUSTER_KEY") or None
+
+
 def launcher_variables() -> dict[str, str]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: the place of this
     process among those that a launcher such as torchrun has started. TORCHELASTIC_…: what torchrun

@@ -26,7 +26,7 @@ def test_this_host_has_the_plugins_of_this_host() -> None:
 @given(st.sets(st.sampled_from(sorted(VERSIONS)), min_size=1))
 def test_each_difference_is_named(names: set[str]) -> None:
     """Distributions that are only installed here make no difference."""
-    there = {name: "0.0.9" for name in names}
+    there = dict.fromkeys(names, "0.0.9")
     missing = {"acme-unknown": "1.0"}
     with pytest.raises(PluginBroken) as refused:
         check_same_plugins({**there, **missing})

@@ -15,9 +15,14 @@ import msgspec
 from pegboard.config.data_parallel import engine_number
 from pegboard.config.limits import AUTO_LEN, NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, structured_outputs_config
-from pegboard.engine.agreement import SPEEDS_DIFFER, check_agreement
 from pegboard.engine.boundary.spawn import Child
 from pegboard.engine.engine import Engine, EngineParts
+from pegboard.engine.executors import (
+    SPEEDS_DIFFER,
+    check_agreement,
+    choose_executor,
+    engine_host,
+)
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import capacity, fit_kv
@@ -26,9 +31,8 @@ from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.platform_defaults import with_platform_defaults
 from pegboard.env import compute_threads
 from pegboard.errors import blame, expect
-from pegboard.installed import Entry
 from pegboard.interfaces.attention import KVCacheSpec, KVPlan
-from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup, Place
+from pegboard.interfaces.executor import ExecutorSetup, Place
 from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
@@ -66,7 +70,7 @@ def _build(registry: Registry, plan: EnginePlan, in_program: bool) -> Engine:
     config = with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     policy, has_priority = _policy(registry, config, limits)
-    entry = _choose_executor(registry, config)
+    entry = choose_executor(registry, config)
     absence = ""
     if "engine_per_rank" in registry.spec(entry).flags:
         check_agreement(entry.name, config, in_program)
@@ -169,7 +173,7 @@ def choose_for_model(
     config = with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)
-    _choose_executor(registry, config)
+    choose_executor(registry, config)
     ranks = config.num_ranks
     names: set[str] = set()
     stages = []
@@ -205,14 +209,6 @@ def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s:
         Hooks(registry).call("pegboard_model_loaded", model)
 
 
-def _choose_executor(registry: Registry, config: EngineConfig) -> Entry:
-    backend = config.distributed_executor_backend
-    prefers = [name] if (name := default_name("executor")) else []
-    ranks = config.num_ranks
-    need = ExecutorNeed(ranks=ranks if ranks > 1 else None)
-    return registry.choose("executor", need, explicit=backend, prefers=prefers).require()
-
-
 def _executor_setup(
     registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits
 ) -> ExecutorSetup:
@@ -227,6 +223,7 @@ def _executor_setup(
         partial(check_same_plugins, plugin_versions(registry)),
         config.device,
         config.num_threads,
+        engine_host(config),
     )
 
 

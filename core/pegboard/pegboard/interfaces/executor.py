@@ -38,16 +38,21 @@ ENGINE_CALLS = frozenset(
 class ExecutorSpec(Spec):
     """supports: `ranks` (True, or AtMost a number of ranks). flags: "engine_per_rank" = every rank
     is in a process that somebody else started, with an engine of its own, and the engines must
-    decide alike."""
+    decide alike. host: "module:function" that gets a HostSetup, runs the ranks of a host without an engine, and
+    returns the exit code of the process; None = all ranks are on the engine's host."""
+
+    host: str | None = None
 
     FLAGS = frozenset({"engine_per_rank"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorNeed(Need):
-    """ranks: how many the model is divided among; None = one."""
+    """ranks: how many the model is divided among; None = one. hosts: how many hosts of which a
+    process was started on each; None = one."""
 
     ranks: int | None = None
+    hosts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,18 @@ class Place:
     local_rank: int = 0
     local_ranks: int = 1
     address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Several hosts with equally many ranks, on each of which somebody starts Pegboard. count: how
+    many. number: of this one; the engine is on host 0. address, port: where the engine waits for
+    the others."""
+
+    count: int
+    number: int
+    address: str
+    port: int
 
 
 class ChildProcess(Protocol):
@@ -78,6 +95,9 @@ class ChildProcess(Protocol):
         """None while the process runs; minus the number of the signal that killed it."""
 
     def how_it_ended(self) -> str: ...
+
+    def end_now(self) -> None:
+        """Send SIGUSR1, with which a process ends soon and in order."""
 
     def kill(self) -> None: ...
 
@@ -101,7 +121,8 @@ class ExecutorSetup:
     JSON can encode. None = this engine starts no processes.
     check_plugins: raises PluginBroken in a process whose host has other plugins than this one. A
     process on another host calls it before `make_worker` is unpickled. platform: the name of that
-    on which the ranks compute. num_threads: how many threads each rank computes with; None = a
+    on which the ranks compute. hosts: on which the ranks are, if somebody starts a process on each;
+    None = that is up to the executor. num_threads: how many threads each rank computes with; None = a
     share of the cores."""
 
     make_worker: Callable[[Place], "WorkerLike"]
@@ -111,6 +132,16 @@ class ExecutorSetup:
     check_plugins: Callable[[], None] = nothing_to_check
     platform: str = ""
     num_threads: int | None = None
+    hosts: Hosts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostSetup:
+    """A host without an engine. ranks: how many it has. start_process: see ExecutorSetup."""
+
+    hosts: Hosts
+    ranks: int
+    start_process: Callable[..., ChildProcess]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore
 
 from pegboard.env import launcher_variables
-from pegboard.errors import ConfigError, EngineDeadError
+from pegboard.errors import ConfigError, EngineDeadError, portable
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerReady
 from pegboard_executor_local.in_process import InProcessExecutor
-from pegboard_executor_local.link import dumped, portable
+from pegboard_executor_local.link import dumped
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the answers of the others, which may load more slowly."""

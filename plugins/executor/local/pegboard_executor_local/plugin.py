@@ -17,6 +17,7 @@ EXTERNAL_LAUNCHER = ExecutorSpec(
 MP = ExecutorSpec(
     api="1.0",
     implementation="pegboard_executor_local.processes:ProcessExecutor",
-    supports={"ranks": True},
+    host="pegboard_executor_local.headless:run_host",
+    supports={"ranks": True, "hosts": True},
     tier="tuned",
 )

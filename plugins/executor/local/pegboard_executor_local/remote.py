@@ -1,0 +1,250 @@
+"""The ranks of other hosts, as the engine's process sees them.
+
+Each other host makes a connection for each of its ranks, which then is the rank's link, and one for
+itself. Over the latter, it says which rank has died, and hears when to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import Any
+
+from pegboard.errors import ConfigError, PegboardError
+from pegboard.interfaces.executor import ExecutorSetup, Hosts
+from pegboard.log import get_logger
+from pegboard_executor_local.handshake import Stranger, admit, keep_alive, required_key
+from pegboard_executor_local.link import Link, LinkClosed, dumped
+
+log = get_logger(__name__)
+
+GREET_S = 10.0
+"""Seconds in which a host that connects shows that it knows the key and has the same plugins."""
+
+PATIENCE_S = 600.0
+"""Seconds to wait for all hosts."""
+
+LOOK_S = 0.1
+
+
+class RemoteRank:
+    """The process of a rank on another host. Implements
+    `pegboard.interfaces.executor.ChildProcess`. host: its name. connection: that of its host."""
+
+    pid = 0  # there is no such process on this host
+
+    def __init__(self, host: str, link: Link, connection: Link) -> None:
+        self.link = link
+        self._host = host
+        self._connection = connection
+        self._end: str | None = None
+        self._reader, self._writer = os.pipe()
+
+    @property
+    def sentinel(self) -> int:
+        return self._reader
+
+    @property
+    def exitcode(self) -> int | None:
+        return None if self._end is None else 1
+
+    def how_it_ended(self) -> str:
+        return f"{self._end or 'still going'}, on host {self._host}"
+
+    def has_ended(self, reason: str) -> None:
+        """Note the first reason."""
+        if self._end is None:
+            self._end = reason
+            os.close(self._writer)
+
+    def end_now(self) -> None:
+        """Do nothing: its host lets it end."""
+
+    def kill(self) -> None:
+        """Let the host kill all its ranks."""
+        self._connection.shut_down()
+
+    def end(self, patience_s: tuple[float, float, float]) -> None:
+        wait([self._reader], sum(patience_s))
+        self.has_ended("its host did not say that it has ended")
+        os.close(self._reader)
+
+
+@dataclass(slots=True)
+class Host:
+    """Another host. links: of its ranks, by their numbers on that host."""
+
+    name: str
+    connection: Link
+    links: dict[int, Link] = field(default_factory=dict)
+
+
+class RemoteHosts:
+    """All hosts but this one. ranks: how many each of them has."""
+
+    def __init__(self, hosts: Hosts, ranks: int, setup: ExecutorSetup) -> None:
+        """Listen. Raises ConfigError if that is not possible."""
+        self._hosts = hosts
+        self._ranks = ranks
+        self._key = required_key()
+        self._check = dumped(setup.check_plugins)
+        self._came: queue.SimpleQueue[tuple[dict[str, Any], Link] | PegboardError] = (
+            queue.SimpleQueue()
+        )
+        self._connections: list[Link] = []
+        self._threads: list[threading.Thread] = []
+        try:
+            self._listener = socket.create_server((hosts.address, hosts.port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen at {hosts.address}:{hosts.port} for the other hosts: "
+                f"{error.strerror}; master_addr must be an address of this host, and master_port a "
+                "free port"
+            ) from error
+        self._listener.settimeout(LOOK_S)
+
+    def wait_for_all(self) -> list[RemoteRank]:
+        """Return the ranks of all other hosts, in order. Raises ConfigError if they do not come in
+        time, and PluginBroken if one has other plugins."""
+        hosts = self._hosts
+        log.info(
+            "waiting for %d more host%s at %s:%d",
+            hosts.count - 1,
+            "s" * (hosts.count > 2),
+            hosts.address,
+            hosts.port,
+        )
+        limit = time.monotonic() + PATIENCE_S
+        found: dict[int, Host] = {}
+        with self._listener:
+            while missing := self._missing(found):
+                if time.monotonic() > limit:
+                    raise ConfigError(
+                        f"no word from the hosts with node_rank {missing} for {PATIENCE_S:g} s; "
+                        "start pegboard serve --headless on each, with the same --master-addr"
+                    )
+                with contextlib.suppress(TimeoutError):
+                    end, address = self._listener.accept()
+                    greeter = threading.Thread(
+                        target=self._greet,
+                        args=(end, address[0]),
+                        name="pegboard-host",
+                        daemon=True,
+                    )
+                    greeter.start()
+                while not self._came.empty():
+                    self._take(found, self._came.get())
+        return [rank for number in sorted(found) for rank in self._ranks_of(found[number])]
+
+    def stop(self) -> None:
+        """Let the other hosts end in order. Their connections end when they have."""
+        self._listener.close()
+        for connection in self._connections:
+            with contextlib.suppress(LinkClosed):
+                connection.send(0, b"")
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.shut_down()
+        for thread in self._threads:
+            thread.join()
+        for connection in self._connections:
+            connection.close()
+
+    def _missing(self, found: dict[int, Host]) -> list[int]:
+        """Return the numbers of the hosts of which a connection is missing."""
+        numbers = range(1, self._hosts.count)
+        return [
+            number
+            for number in numbers
+            if number not in found or len(found[number].links) < self._ranks
+        ]
+
+    def _greet(self, end: socket.socket, address: str) -> None:
+        """Let a connection in if it knows the key. A host's own one comes first, and others only
+        after its plugins were checked."""
+        try:
+            end.settimeout(GREET_S)
+            hello = admit(end, self._key)
+            keep_alive(end)
+        except (OSError, Stranger) as error:
+            log.warning("a connection from %s was refused: %s", address, error)
+            end.close()
+            return
+        link = Link(end)
+        try:
+            if "rank" not in hello:
+                self._examine(link, hello)
+            self._came.put((hello, link))
+        except PegboardError as error:
+            self._came.put(error)
+            link.close()
+        except LinkClosed:
+            link.close()
+
+    def _examine(self, link: Link, hello: dict[str, Any]) -> None:
+        """Check the settings and the plugins of a host. It hears of differences."""
+        expected = {"nnodes": self._hosts.count, "ranks of a host": self._ranks}
+        if hello["expects"] != expected or not 0 < hello["number"] < self._hosts.count:
+            refusal = ConfigError(
+                f"host {hello['name']} has node_rank {hello['number']} and {hello['expects']}, but "
+                f"the engine has {expected}; give every host the same sizes and its own node_rank"
+            )
+            link.send(1, dumped(refusal))
+            raise refusal
+        link.send(0, self._check)
+        if not link.has_message(GREET_S):
+            raise LinkClosed
+        number, answer = link.receive()
+        if number:
+            raise pickle.loads(answer)
+
+    def _take(
+        self, found: dict[int, Host], came: tuple[dict[str, Any], Link] | PegboardError
+    ) -> None:
+        if isinstance(came, PegboardError):
+            raise came
+        hello, link = came
+        number = hello["number"]
+        self._connections.append(link)
+        if "rank" in hello:
+            found[number].links[hello["rank"]] = link
+        elif number in found:
+            raise ConfigError(
+                f"the hosts {found[number].name} and {hello['name']} both have node_rank {number}; "
+                "give each host its own"
+            )
+        else:
+            found[number] = Host(hello["name"], link)
+
+    def _ranks_of(self, host: Host) -> list[RemoteRank]:
+        """Return the ranks of a host, and listen to it."""
+        ranks = [
+            RemoteRank(host.name, host.links[rank], host.connection) for rank in range(self._ranks)
+        ]
+        for rank in ranks:
+            self._connections.remove(rank.link)  # the executor closes it
+        listener = threading.Thread(
+            target=hear, args=(host.connection, ranks), name="pegboard-host", daemon=True
+        )
+        self._threads.append(listener)
+        listener.start()
+        return ranks
+
+
+def hear(connection: Link, ranks: Sequence[RemoteRank]) -> None:
+    """Note what a host says of its ranks, until its connection ends."""
+    with contextlib.suppress(LinkClosed):
+        while True:
+            number, reason = connection.receive()
+            ranks[number].has_ended(reason.decode())
+    for rank in ranks:
+        rank.has_ended("the connection has ended")
