@@ -28,7 +28,7 @@ def run_ranks(settings: "Settings", on_started: Callable[[], object] = lambda: N
         )
     registry = Registry.discover(settings.plugins)
     entry = choose_executor(registry, config)
-    host = registry.spec(entry).host
+    host = getattr(registry.spec(entry), "host", None)
     if host is None:
         raise ConfigError(f"the executor {entry.name} has no headless hosts; use the executor mp")
     run_host: Callable[[HostSetup], int] = import_part(entry, host, "host")

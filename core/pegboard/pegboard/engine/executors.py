@@ -26,9 +26,9 @@ def choose_executor(registry: Registry, config: EngineConfig) -> Entry:
 
 
 def check_agreement(executor: str, config: EngineConfig, in_program: bool) -> None:
-    """Check what engines must not have if each rank has one: they must make the same decisions
-    without asking each other. Raise ConfigError for settings whose effect depends on time, and unless the program itself
-    gives the engine its requests."""
+    """Check an engine that must decide as those of the other ranks do, without asking them. Raises
+    ConfigError for settings whose effect depends on time, and unless the program itself gives the
+    engine its requests."""
     if not in_program:
         raise ConfigError(
             f"the executor {executor} needs every rank's program to give its engine the same "

@@ -36,10 +36,11 @@ ENGINE_CALLS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec(Spec):
-    """supports: `ranks` (True, or AtMost a number of ranks). flags: "engine_per_rank" = every rank
-    is in a process that somebody else started, with an engine of its own, and the engines must
-    decide alike. host: "module:function" that gets a HostSetup, runs the ranks of a host without an engine, and
-    returns the exit code of the process; None = all ranks are on the engine's host."""
+    """supports: `ranks` (True, or AtMost a number of ranks), `hosts`. host: "module:function" that
+    gets a HostSetup, runs the ranks of a host without an engine, and returns the exit code of the
+    process; an executor that supports `hosts` has it. flags: "engine_per_rank" = every rank is in a
+    process that somebody else started, with an engine of its own, and the engines must decide
+    alike."""
 
     host: str | None = None
 
@@ -121,9 +122,9 @@ class ExecutorSetup:
     JSON can encode. None = this engine starts no processes.
     check_plugins: raises PluginBroken in a process whose host has other plugins than this one. A
     process on another host calls it before `make_worker` is unpickled. platform: the name of that
-    on which the ranks compute. hosts: on which the ranks are, if somebody starts a process on each;
-    None = that is up to the executor. num_threads: how many threads each rank computes with; None = a
-    share of the cores."""
+    on which the ranks compute. num_threads: how many threads each rank computes with; None = a
+    share of the cores. hosts: those of the ranks, if somebody starts a process on each; None = the
+    executor decides."""
 
     make_worker: Callable[[Place], "WorkerLike"]
     ranks: int = 1

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pegboard.env import launcher_variables
 from pegboard.errors import ConfigError, EngineDeadError, portable
@@ -87,7 +87,7 @@ class Meeting:
             multi_tenant=True,  # the program may use the store too
         )
         attempt = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = PrefixStore(f"pegboard/{attempt}/{next(executors)}", store)
+        self._store: Any = PrefixStore(f"pegboard/{attempt}/{next(executors)}", store)
         self._rank = place.rank
         self._ranks = place.ranks
         self._number = 0

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -133,13 +134,8 @@ class RemoteHosts:
                     )
                 with contextlib.suppress(TimeoutError):
                     end, address = self._listener.accept()
-                    greeter = threading.Thread(
-                        target=self._greet,
-                        args=(end, address[0]),
-                        name="pegboard-host",
-                        daemon=True,
-                    )
-                    greeter.start()
+                    greet = partial(self._greet, end, address[0])
+                    threading.Thread(target=greet, name="pegboard-host", daemon=True).start()
                 while not self._came.empty():
                     self._take(found, self._came.get())
         return [rank for number in sorted(found) for rank in self._ranks_of(found[number])]

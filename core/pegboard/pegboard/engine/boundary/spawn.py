@@ -101,9 +101,8 @@ class Child:
     def end(self, patience_s: tuple[float, float, float]) -> None:
         """Wait for the process to end. If it does not, send END_NOW and wait, then send SIGKILL and
         wait. patience_s: seconds to wait each time. The link is closed in any case."""
-        for seconds, harder in zip(
-            patience_s, (self.end_now, self._process.kill, None), strict=True
-        ):
+        attempts = zip(patience_s, (self.end_now, self.kill, None), strict=True)
+        for seconds, harder in attempts:
             self.join(seconds)
             if self.exitcode is not None or harder is None:
                 break
