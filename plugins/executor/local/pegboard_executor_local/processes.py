@@ -176,6 +176,8 @@ class ProcessExecutor:
                 self._send([link], number, start)
             ready = self._settled(number).result()
         except BaseException:
+            if self._hosts is not None:
+                self._hosts.abandon()
             self.stop()
             raise
         self._remove_folder()

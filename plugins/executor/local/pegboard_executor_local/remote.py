@@ -13,9 +13,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -100,7 +99,8 @@ class RemoteHosts:
         self._came: queue.SimpleQueue[tuple[dict[str, Any], Link] | PegboardError] = (
             queue.SimpleQueue()
         )
-        self._connections: list[Link] = []
+        self._found: dict[int, Host] = {}
+        self._links: list[Link] = []
         self._threads: list[threading.Thread] = []
         try:
             self._listener = socket.create_server((hosts.address, hosts.port))
@@ -124,47 +124,64 @@ class RemoteHosts:
             hosts.port,
         )
         limit = time.monotonic() + PATIENCE_S
-        found: dict[int, Host] = {}
         with self._listener:
-            while missing := self._missing(found):
+            while missing := self._missing():
                 if time.monotonic() > limit:
                     raise ConfigError(
                         f"no word from the hosts with node_rank {missing} for {PATIENCE_S:g} s; "
                         "start pegboard serve --headless on each, with the same --master-addr"
                     )
                 with contextlib.suppress(TimeoutError):
-                    end, address = self._listener.accept()
-                    greet = partial(self._greet, end, address[0])
-                    threading.Thread(target=greet, name="pegboard-host", daemon=True).start()
+                    self._start_thread(self._greet, *self._accept())
                 while not self._came.empty():
-                    self._take(found, self._came.get())
-        return [rank for number in sorted(found) for rank in self._ranks_of(found[number])]
+                    self._take(self._came.get())
+        return [rank for _, host in sorted(self._found.items()) for rank in self._ranks_of(host)]
+
+    def abandon(self) -> None:
+        """Let the other hosts end with an error, because the start has failed."""
+        for link in self._links:
+            link.shut_down()
 
     def stop(self) -> None:
         """Let the other hosts end in order. Their connections end when they have."""
         self._listener.close()
-        for connection in self._connections:
+        for host in self._found.values():
             with contextlib.suppress(LinkClosed):
-                connection.send(0, b"")
+                host.connection.send(0, b"")
 
     def close(self) -> None:
-        for connection in self._connections:
-            connection.shut_down()
+        """Close all connections but those of ranks."""
+        self._listener.close()
+        for link in self._links:
+            link.shut_down()
         for thread in self._threads:
             thread.join()
-        for connection in self._connections:
-            connection.close()
+        for link in self._links:
+            link.close()
 
-    def _missing(self, found: dict[int, Host]) -> list[int]:
+    def _missing(self) -> list[int]:
         """Return the numbers of the hosts of which a connection is missing."""
-        numbers = range(1, self._hosts.count)
+        found = self._found
         return [
             number
-            for number in numbers
+            for number in range(1, self._hosts.count)
             if number not in found or len(found[number].links) < self._ranks
         ]
 
-    def _greet(self, end: socket.socket, address: str) -> None:
+    def _accept(self) -> tuple[socket.socket, Link, str]:
+        end, address = self._listener.accept()
+        link = Link(end)
+        self._links.append(link)
+        return end, link, address[0]
+
+    def _start_thread(self, function: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(
+            target=function, args=arguments, name="pegboard-host", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _greet(self, end: socket.socket, link: Link, address: str) -> None:
         """Let a connection in if it knows the key. A host's own one comes first, and others only
         after its plugins were checked."""
         try:
@@ -173,9 +190,8 @@ class RemoteHosts:
             keep_alive(end)
         except (OSError, Stranger) as error:
             log.warning("a connection from %s was refused: %s", address, error)
-            end.close()
+            link.close()
             return
-        link = Link(end)
         try:
             if "rank" not in hello:
                 self._examine(link, hello)
@@ -203,14 +219,12 @@ class RemoteHosts:
         if number:
             raise pickle.loads(answer)
 
-    def _take(
-        self, found: dict[int, Host], came: tuple[dict[str, Any], Link] | PegboardError
-    ) -> None:
+    def _take(self, came: tuple[dict[str, Any], Link] | PegboardError) -> None:
         if isinstance(came, PegboardError):
             raise came
         hello, link = came
         number = hello["number"]
-        self._connections.append(link)
+        found = self._found
         if "rank" in hello:
             found[number].links[hello["rank"]] = link
         elif number in found:
@@ -227,12 +241,8 @@ class RemoteHosts:
             RemoteRank(host.name, host.links[rank], host.connection) for rank in range(self._ranks)
         ]
         for rank in ranks:
-            self._connections.remove(rank.link)  # the executor closes it
-        listener = threading.Thread(
-            target=hear, args=(host.connection, ranks), name="pegboard-host", daemon=True
-        )
-        self._threads.append(listener)
-        listener.start()
+            self._links.remove(rank.link)  # the executor closes it
+        self._start_thread(hear, host.connection, ranks)
         return ranks
 
 
