@@ -1,6 +1,6 @@
 """Offline generation on ranks that torchrun starts. Every rank runs this program.
 
-    torchrun --nproc-per-node 2 examples/torchrun.py
+torchrun --nproc-per-node 2 examples/torchrun.py
 """
 
 import os
