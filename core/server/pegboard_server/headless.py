@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pegboard.engine.boundary.spawn import Child
 from pegboard.engine.executors import choose_executor, hosts_of
@@ -28,7 +28,8 @@ def run_ranks(settings: "Settings", on_started: Callable[[], object] = lambda: N
         )
     registry = Registry.discover(settings.plugins)
     entry = choose_executor(registry, config)
-    host = getattr(registry.spec(entry), "host", None)
+    spec: Any = registry.spec(entry)
+    host = spec.host
     if host is None:
         raise ConfigError(f"the executor {entry.name} has no headless hosts; use the executor mp")
     run_host: Callable[[HostSetup], int] = import_part(entry, host, "host")

@@ -31,7 +31,7 @@ PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the answers of the others, which may load more slowly."""
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-ADVICE = "start the program with torchrun --nproc-per-node N"
+ADVICE = "start the program with torchrun"
 
 executors = itertools.count()
 """Numbers the executors of a process. Processes that run the same program count alike."""
@@ -133,13 +133,17 @@ class Meeting:
         it."""
         folder = Path(self._wait_for("folder", 0).decode())
         try:
-            found = folder.lstat()
+            status = folder.lstat()
         except OSError as error:
             raise ConfigError(
                 f"rank {self._rank} cannot open {folder}, where rank 0 waits: {error.strerror}; "
                 "external_launcher needs all ranks on one host, with the same TMPDIR"
             ) from error
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        if (
+            not stat.S_ISDIR(status.st_mode)
+            or status.st_uid != os.getuid()
+            or status.st_mode & 0o077
+        ):
             raise ConfigError(
                 f"{folder} is not a folder that only this user can open; ranks do not meet there"
             )
@@ -157,7 +161,8 @@ class Meeting:
     def _read(self, rank: int) -> tuple[str, str, Any]:
         name = self._name(rank)
         message = self._wait_for(name, rank)
-        signature, payload = message[:32], message[32:]
+        signature = message[:32]
+        payload = message[32:]
         if not hmac.compare_digest(signature, self._signature(name, payload)):
             raise EngineDeadError(f"the answer of rank {rank} is not signed with the ranks' key")
         answer: tuple[str, str, Any] = pickle.loads(payload)
@@ -191,8 +196,7 @@ def place_of(variables: Mapping[str, str], setup: ExecutorSetup) -> Place:
     if ranks != setup.ranks:
         raise ConfigError(
             f"WORLD_SIZE is {ranks}, but tensor_parallel_size asks for {setup.ranks} ranks; "
-            f"start the program with torchrun --nproc-per-node {setup.ranks}, or set "
-            f"tensor_parallel_size={ranks}"
+            f"let torchrun start {setup.ranks} processes, or set tensor_parallel_size={ranks}"
         )
     if not rank == local_rank < ranks == local_ranks:
         raise ConfigError(

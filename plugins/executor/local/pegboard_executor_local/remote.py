@@ -99,7 +99,7 @@ class RemoteHosts:
         self._came: queue.SimpleQueue[tuple[dict[str, Any], Link] | PegboardError] = (
             queue.SimpleQueue()
         )
-        self._found: dict[int, Host] = {}
+        self._members: dict[int, Host] = {}
         self._links: list[Link] = []
         self._threads: list[threading.Thread] = []
         try:
@@ -135,7 +135,7 @@ class RemoteHosts:
                     self._start_thread(self._greet, *self._accept())
                 while not self._came.empty():
                     self._take(self._came.get())
-        return [rank for _, host in sorted(self._found.items()) for rank in self._ranks_of(host)]
+        return [rank for _, host in sorted(self._members.items()) for rank in self._ranks_of(host)]
 
     def abandon(self) -> None:
         """Let the other hosts end with an error, because the start has failed."""
@@ -145,7 +145,7 @@ class RemoteHosts:
     def stop(self) -> None:
         """Let the other hosts end in order. Their connections end when they have."""
         self._listener.close()
-        for host in self._found.values():
+        for host in self._members.values():
             with contextlib.suppress(LinkClosed):
                 host.connection.send(0, b"")
 
@@ -161,11 +161,11 @@ class RemoteHosts:
 
     def _missing(self) -> list[int]:
         """Return the numbers of the hosts of which a connection is missing."""
-        found = self._found
+        members = self._members
         return [
             number
             for number in range(1, self._hosts.count)
-            if number not in found or len(found[number].links) < self._ranks
+            if number not in members or len(members[number].links) < self._ranks
         ]
 
     def _accept(self) -> tuple[socket.socket, Link, str]:
@@ -224,16 +224,16 @@ class RemoteHosts:
             raise came
         hello, link = came
         number = hello["number"]
-        found = self._found
+        members = self._members
         if "rank" in hello:
-            found[number].links[hello["rank"]] = link
-        elif number in found:
+            members[number].links[hello["rank"]] = link
+        elif number in members:
             raise ConfigError(
-                f"the hosts {found[number].name} and {hello['name']} both have node_rank {number}; "
+                f"the hosts {members[number].name} and {hello['name']} both have node_rank {number}; "
                 "give each host its own"
             )
         else:
-            found[number] = Host(hello["name"], link)
+            members[number] = Host(hello["name"], link)
 
     def _ranks_of(self, host: Host) -> list[RemoteRank]:
         """Return the ranks of a host, and listen to it."""
