@@ -139,11 +139,8 @@ class Meeting:
                 f"rank {self._rank} cannot open {folder}, where rank 0 waits: {error.strerror}; "
                 "external_launcher needs all ranks on one host, with the same TMPDIR"
             ) from error
-        if (
-            not stat.S_ISDIR(status.st_mode)
-            or status.st_uid != os.getuid()
-            or status.st_mode & 0o077
-        ):
+        is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+        if not is_ours or status.st_mode & 0o077:
             raise ConfigError(
                 f"{folder} is not a folder that only this user can open; ranks do not meet there"
             )

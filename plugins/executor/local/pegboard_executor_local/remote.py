@@ -229,8 +229,8 @@ class RemoteHosts:
             members[number].links[hello["rank"]] = link
         elif number in members:
             raise ConfigError(
-                f"the hosts {members[number].name} and {hello['name']} both have node_rank {number}; "
-                "give each host its own"
+                f"the hosts {members[number].name} and {hello['name']} both have node_rank "
+                f"{number}; give each host its own"
             )
         else:
             members[number] = Host(hello["name"], link)
