@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.engine.boundary.spawn import Child
 from pegboard.engine.executors import choose_executor, hosts_of
 from pegboard.errors import ConfigError
-from pegboard.interfaces.executor import HostSetup
+from pegboard.interfaces.executor import ExecutorSpec, HostSetup
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
 
@@ -28,7 +28,8 @@ def run_ranks(settings: "Settings", on_started: Callable[[], object] = lambda: N
         )
     registry = Registry.discover(settings.plugins)
     entry = choose_executor(registry, config)
-    spec: Any = registry.spec(entry)
+    spec = registry.spec(entry)
+    assert isinstance(spec, ExecutorSpec)
     host = spec.host
     if host is None:
         raise ConfigError(f"the executor {entry.name} has no headless hosts; use the executor mp")
