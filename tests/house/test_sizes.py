@@ -23,17 +23,17 @@ from members import (
 )
 
 CEILINGS = {
-    ".": 290,
+    ".": 295,
     "cli": 345,
-    "config": 600,
+    "config": 605,
     "data": 610,
-    "engine": 1815,
+    "engine": 1855,
     "engine/boundary": 615,
     "engine/grammar": 470,
     "engine/kv": 730,
     "engine/metrics": 275,
     "front": 1390,
-    "interfaces": 1165,
+    "interfaces": 1180,
     "layers": 945,
     "ops": 370,
     "plan": 680,

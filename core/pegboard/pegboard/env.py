@@ -56,6 +56,20 @@ def vllm_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and value}
 
 
+def cluster_key() -> str | None:
+    """PEGBOARD_CLUSTER_KEY: a secret that the hosts of `--nnodes` share. Default: none."""
+    return os.environ.get("PEGBOARD_CLUSTER_KEY") or None
+
+
+def launcher_variables() -> dict[str, str]:
+    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: the place of this
+    process among those that a launcher such as torchrun has started. TORCHELASTIC_…: what torchrun
+    says of its store."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    store = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT")
+    return {name: value for name in (*names, *store) if (value := os.environ.get(name))}
+
+
 def client_key() -> str | None:
     """OPENAI_API_KEY: the bearer token that `pegboard chat`, `complete` and `bench serve` send.
     PEGBOARD_API_KEY takes precedence."""

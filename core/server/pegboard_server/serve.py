@@ -76,13 +76,16 @@ class Serve:
         if arguments.verbose:
             env.log_everything()
         set_up_logging(env.log_level())
+        run = serve
+        if server.headless:
+            from pegboard_server.headless import run_ranks as run
         termination = Termination()
         before = {
             signal.SIGTERM: signal.signal(signal.SIGTERM, termination),
             signal.SIGINT: signal.getsignal(signal.SIGINT),
         }
         try:
-            return serve(settings, termination.repeat)
+            return run(settings, termination.repeat)
         except Exception:
             termination.repeat()  # the exit may have turned into an error
             raise

@@ -30,6 +30,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             least=1,
         ),
     ] = 1
+    headless: Annotated[
+        bool, doc("Run only the ranks of this host; the server is on the host with node_rank 0")
+    ] = False
     # access
     api_key: Annotated[
         list[str] | None,

@@ -220,6 +220,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pipeline_parallel_size: Annotated[
         int, doc("Number of pipeline stages that the layers are split into", least=1)
     ] = 1
+    nnodes: Annotated[
+        int, doc("Number of hosts that the ranks are on, equally many on each", least=1)
+    ] = 1
+    node_rank: Annotated[
+        int, doc("Number of this host; the engine and the server are on host 0", least=0)
+    ] = 0
+    master_addr: Annotated[
+        str, doc("Address of host 0, where its engine waits for the other hosts")
+    ] = "127.0.0.1"
+    master_port: Annotated[
+        int,
+        doc("Port for that; the ranks meet at the next one", least=1),
+    ] = 29501
     data_parallel_size: Annotated[
         int,
         doc(

@@ -17,6 +17,12 @@ from pegboard.config.limits import AUTO_LEN, NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, structured_outputs_config
 from pegboard.engine.boundary.spawn import Child
 from pegboard.engine.engine import Engine, EngineParts
+from pegboard.engine.executors import (
+    SPEEDS_DIFFER,
+    check_agreement,
+    choose_executor,
+    engine_host,
+)
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import capacity, fit_kv
@@ -26,7 +32,7 @@ from pegboard.engine.platform_defaults import with_platform_defaults
 from pegboard.env import compute_threads
 from pegboard.errors import blame, expect
 from pegboard.interfaces.attention import KVCacheSpec, KVPlan
-from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup, Place
+from pegboard.interfaces.executor import ExecutorSetup, Place
 from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
@@ -51,20 +57,25 @@ MAX_FILL_THREADS = 4
 more than they save."""
 
 
-def build_engine(plan: EnginePlan) -> Engine:
-    """Load the model and return an engine that is ready to step. Raises ConfigError, ModelError or
-    PluginError."""
+def build_engine(plan: EnginePlan, *, in_program: bool = False) -> Engine:
+    """Load the model and return an engine that is ready to step. in_program: only the program that
+    calls this gives it requests. Raises ConfigError, ModelError or PluginError."""
     registry = Registry.from_lock(plan.lock)
     with blame(None, registry.modules):
-        return _build(registry, plan)
+        return _build(registry, plan, in_program)
 
 
-def _build(registry: Registry, plan: EnginePlan) -> Engine:
+def _build(registry: Registry, plan: EnginePlan, in_program: bool) -> Engine:
     started = time.perf_counter()
     config = with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     policy, has_priority = _policy(registry, config, limits)
-    executor = _executor(registry, plan, config, limits)
+    entry = choose_executor(registry, config)
+    absence = ""
+    if "engine_per_rank" in registry.spec(entry).flags:
+        check_agreement(entry.name, config, in_program)
+        absence = f"is not possible with the executor {entry.name}: {SPEEDS_DIFFER}"
+    executor = registry.build(entry, _executor_setup(registry, plan, config, limits))
     ready = expect(executor.start(), list, executor, "start")
     loaded = time.perf_counter()
     kv_bytes = min(rank.kv_memory_bytes for rank in ready)
@@ -103,7 +114,7 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
         kv_plan=kv_plan,
         limits=limits,
         connectors=_connectors(registry, config, kv_plan),
-        grammars=make_grammars(registry, plan),
+        grammars=make_grammars(registry, plan, absence=absence),
         metrics=_metrics(registry, plan, config, limits, kv_plan),
         modules=registry.modules(),
         decisions=registry.describe_decisions,
@@ -162,7 +173,7 @@ def choose_for_model(
     config = with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)
-    _executor(registry, plan, config, limits)
+    choose_executor(registry, config)
     ranks = config.num_ranks
     names: set[str] = set()
     stages = []
@@ -198,15 +209,13 @@ def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s:
         Hooks(registry).call("pegboard_model_loaded", model)
 
 
-def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> Any:
-    backend = config.distributed_executor_backend
-    prefers = [name] if (name := default_name("executor")) else []
+def _executor_setup(
+    registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits
+) -> ExecutorSetup:
     ranks = config.num_ranks
-    need = ExecutorNeed(ranks=ranks if ranks > 1 else None)
-    entry = registry.choose("executor", need, explicit=backend, prefers=prefers).require()
     worker_plan = _worker_plan(registry, plan, config, limits)
     last_stage = range(ranks - config.tensor_parallel_size, ranks)
-    setup = ExecutorSetup(
+    return ExecutorSetup(
         partial(make_worker, registry, worker_plan),
         ranks,
         Child,
@@ -214,8 +223,8 @@ def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits
         partial(check_same_plugins, plugin_versions(registry)),
         config.device,
         config.num_threads,
+        engine_host(config),
     )
-    return registry.build(entry, setup)
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:
@@ -288,19 +297,19 @@ def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[
     return connectors
 
 
-def make_grammars(registry: Registry, plan: EnginePlan) -> Grammars:
-    """Return the grammars of an engine. They have no backend if there is no plugin or no tokenizer.
-    Nothing is read or compiled before the first constraint arrives."""
+def make_grammars(registry: Registry, plan: EnginePlan, *, absence: str = "") -> Grammars:
+    """Return the grammars of an engine. They have no backend if there is no plugin or no tokenizer,
+    or for the reason `absence`. Nothing is read or compiled before the first constraint arrives."""
     setup = structured_output_setup(registry, plan)
-    entries = {
-        entry.name: entry for entry in _structured_output_plugins(registry, plan.settings.engine)
-    }
+    plugins = [] if absence else _structured_output_plugins(registry, plan.settings.engine)
+    entries = {entry.name: entry for entry in plugins}
     chain = {name: registry.build(entry, setup) for name, entry in entries.items()}
     return Grammars(
         GrammarCompiler(chain, blaming=lambda name: blame(entries[name].id, registry.modules)),
         vocab_size=plan.vocab_size,
         config=structured_outputs_config(plan.settings.engine),
         token_bytes=lambda: setup.vocabulary.token_bytes,
+        absence=absence,
     )
 
 

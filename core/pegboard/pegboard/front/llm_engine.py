@@ -76,7 +76,7 @@ class LLMEngine(SyncControls):
         tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
         # this imports torch, so it comes after all cheap checks
         build_engine = load_function(BUILDER)
-        engine = build_engine(plan)
+        engine = build_engine(plan, in_program=True)
         self = cls(plan.of_length(engine.limits.max_model_len), tokenizer, engine, registry)
         # A thread that is inside torch when the interpreter exits would abort the process.
         weakref.finalize(self, engine.stop)

@@ -36,14 +36,24 @@ ENGINE_CALLS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec(Spec):
-    """supports: `ranks` (True, or AtMost a number of ranks)."""
+    """supports: `ranks` (True, or AtMost a number of ranks), `hosts`. host: "module:function" that
+    gets a HostSetup, runs the ranks of a host without an engine, and returns the exit code of the
+    process; an executor that supports `hosts` has it. flags: "engine_per_rank" = every rank is in a
+    process that somebody else started, with an engine of its own, and the engines must decide
+    alike."""
+
+    host: str | None = None
+
+    FLAGS = frozenset({"engine_per_rank"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorNeed(Need):
-    """ranks: how many the model is divided among; None = one."""
+    """ranks: how many the model is divided among; None = one. hosts: how many hosts of which a
+    process was started on each; None = one."""
 
     ranks: int | None = None
+    hosts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,18 @@ class Place:
     local_rank: int = 0
     local_ranks: int = 1
     address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Several hosts with equally many ranks, on each of which somebody starts Pegboard. count: how
+    many. number: of this one; the engine is on host 0. address, port: where the engine waits for
+    the others."""
+
+    count: int
+    number: int
+    address: str
+    port: int
 
 
 class ChildProcess(Protocol):
@@ -74,6 +96,9 @@ class ChildProcess(Protocol):
         """None while the process runs; minus the number of the signal that killed it."""
 
     def how_it_ended(self) -> str: ...
+
+    def end_now(self) -> None:
+        """Send SIGUSR1, with which a process ends soon and in order."""
 
     def kill(self) -> None: ...
 
@@ -98,7 +123,8 @@ class ExecutorSetup:
     check_plugins: raises PluginBroken in a process whose host has other plugins than this one. A
     process on another host calls it before `make_worker` is unpickled. platform: the name of that
     on which the ranks compute. num_threads: how many threads each rank computes with; None = a
-    share of the cores."""
+    share of the cores. hosts: those of the ranks, if somebody starts a process on each; None = the
+    executor decides."""
 
     make_worker: Callable[[Place], "WorkerLike"]
     ranks: int = 1
@@ -107,6 +133,16 @@ class ExecutorSetup:
     check_plugins: Callable[[], None] = nothing_to_check
     platform: str = ""
     num_threads: int | None = None
+    hosts: Hosts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostSetup:
+    """A host without an engine. ranks: how many it has. start_process: see ExecutorSetup."""
+
+    hosts: Hosts
+    ranks: int
+    start_process: Callable[..., ChildProcess]
 
 
 @dataclass(frozen=True, slots=True)

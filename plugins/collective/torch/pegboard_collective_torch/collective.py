@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -157,11 +158,20 @@ def _gloo(store: Any, setup: CollectiveSetup, limit: timedelta) -> Any:
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = limit
-    is_local = setup.address.startswith("file:")
-    options._devices = [
-        gloo.create_device(hostname="127.0.0.1") if is_local else gloo.create_default_device()
-    ]
+    options._devices = [gloo.create_device(hostname=_own_address(setup.address))]
     return gloo(store, setup.rank, len(setup.ranks), options)
+
+
+def _own_address(address: str) -> str:
+    """Return the IP address under which the ranks that meet at `address` reach this one."""
+    meeting = urlsplit(address)
+    if meeting.scheme == "file":
+        return "127.0.0.1"
+    places = socket.getaddrinfo(meeting.hostname, meeting.port, type=socket.SOCK_DGRAM)
+    family, kind, _, _, place = places[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)  # of a datagram socket: only the route is looked up
+        return str(probe.getsockname()[0])
 
 
 def _nccl(store: Any, setup: CollectiveSetup, limit: timedelta) -> Any:

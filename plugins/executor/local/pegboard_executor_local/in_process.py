@@ -58,8 +58,8 @@ class Step:
 
 
 class InProcessExecutor:
-    def __init__(self, options: None, setup: ExecutorSetup) -> None:
-        self.worker: WorkerLike = setup.make_worker(Place())
+    def __init__(self, options: None, setup: ExecutorSetup, place: Place | None = None) -> None:
+        self.worker: WorkerLike = setup.make_worker(place or Place())
         self.thread: threading.Thread | None = None
         self.submitted: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
         self.last: Step | None = None

@@ -11,8 +11,6 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pegboard.errors import PegboardError
-
 HEADER = struct.Struct("<QQ")
 """The number of a message, and the bytes of its pickle."""
 
@@ -103,15 +101,3 @@ def send_all(links: Sequence[Link], frame: bytes, take: Callable[[Link], None]) 
 
 def dumped(answer: Any) -> bytes:
     return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
-
-
-def portable(error: BaseException) -> BaseException:
-    """Return the error as another process can read it. Attributes are kept, causes are not. What
-    cannot be pickled becomes a PegboardError that begins with the name of its type."""
-    try:
-        copy = pickle.loads(pickle.dumps(error))
-        if type(copy) is type(error) and str(copy) == str(error):
-            return error
-    except Exception:  # noqa: BLE001 - any code may run while an unknown class is pickled
-        pass
-    return PegboardError(f"{type(error).__name__}: {error}")

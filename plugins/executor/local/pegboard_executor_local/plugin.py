@@ -7,9 +7,17 @@ UNI = ExecutorSpec(
     implementation="pegboard_executor_local.in_process:InProcessExecutor",
 )
 
+EXTERNAL_LAUNCHER = ExecutorSpec(
+    api="1.0",
+    implementation="pegboard_executor_local.launched:LaunchedExecutor",
+    supports={"ranks": True},
+    flags=frozenset({"engine_per_rank"}),
+)
+
 MP = ExecutorSpec(
     api="1.0",
     implementation="pegboard_executor_local.processes:ProcessExecutor",
-    supports={"ranks": True},
+    host="pegboard_executor_local.headless:run_host",
+    supports={"ranks": True, "hosts": True},
     tier="tuned",
 )

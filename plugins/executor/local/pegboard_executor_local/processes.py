@@ -7,11 +7,9 @@ failed, or if a transfer has ended in it.
 
 from __future__ import annotations
 
-import os
 import pickle
 import select
 import shutil
-import signal
 import socket
 import tempfile
 import time
@@ -31,6 +29,7 @@ from pegboard.interfaces.executor import (
     WorkerReady,
 )
 from pegboard_executor_local.link import Link, LinkClosed, dumped, framed, send_all
+from pegboard_executor_local.remote import RemoteHosts
 from pegboard_executor_local.watch import Watch
 
 CAUSE_S = 1.0
@@ -133,6 +132,7 @@ class ProcessExecutor:
         self._arrivals = select.poll()
         self._watch: Watch | None = None
         self._folder: str | None = None
+        self._hosts: RemoteHosts | None = None
         self._on_death: Callable[[WorkerDeath], None] | None = None
         self._num_questions = 0
         self._questions: dict[int, Question] = {}
@@ -144,23 +144,29 @@ class ProcessExecutor:
     def start(self) -> list[WorkerReady]:
         setup = self._setup
         ranks = setup.ranks
+        local = ranks if setup.hosts is None else ranks // setup.hosts.count
         try:
-            self._folder = tempfile.mkdtemp(prefix="pegboard-ranks-")
-            address = (Path(self._folder) / "meet").as_uri() if ranks > 1 else ""
+            if setup.hosts is not None:
+                self._hosts = RemoteHosts(setup.hosts, local, setup)
+            address = self._address()
             # pickled before any process starts, because it may fail
             starts = [
                 dumped(
                     (
                         "start",
                         setup.make_worker,
-                        Place(rank, ranks, rank, ranks, address),
+                        Place(rank, ranks, rank % local, local, address),
                         setup.sampling,
                     )
                 )
                 for rank in range(ranks)
             ]
-            for rank in range(ranks):
+            for rank in range(local):
                 self._start_process(rank)
+            if self._hosts is not None:
+                for remote in self._hosts.wait_for_all():
+                    self._add(remote.link)
+                    self._children.append(remote)
             self._watch = Watch(self._children, self._wake)
             if self._on_death is not None:
                 self._watch.tell(self._on_death)
@@ -170,6 +176,8 @@ class ProcessExecutor:
                 self._send([link], number, start)
             ready = self._settled(number).result()
         except BaseException:
+            if self._hosts is not None:
+                self._hosts.abandon()
             self.stop()
             raise
         self._remove_folder()
@@ -183,10 +191,7 @@ class ProcessExecutor:
                 "choose --distributed-executor-backend uni"
             )
         engine_end, rank_end = socket.socketpair()
-        link = Link(engine_end)
-        self._links.append(link)
-        self._ranks[link.fileno()] = rank
-        self._arrivals.register(link, select.POLLIN)
+        self._add(Link(engine_end))
         with rank_end:
             number = rank_end.fileno()
             child = start_process(
@@ -197,6 +202,20 @@ class ProcessExecutor:
                 fd=number,
             )
         self._children.append(child)
+
+    def _add(self, link: Link) -> None:
+        """Add the link of the next rank."""
+        self._ranks[link.fileno()] = len(self._links)
+        self._links.append(link)
+        self._arrivals.register(link, select.POLLIN)
+
+    def _address(self) -> str:
+        """Return where the ranks meet: a file, or on several hosts the port after the engine's."""
+        hosts = self._setup.hosts
+        if hosts is not None:
+            return f"tcp://{hosts.address}:{hosts.port + 1}"
+        self._folder = tempfile.mkdtemp(prefix="pegboard-ranks-")
+        return (Path(self._folder) / "meet").as_uri() if self._setup.ranks > 1 else ""
 
     def watch(self, on_death: Callable[[WorkerDeath], None]) -> None:
         self._on_death = on_death
@@ -212,9 +231,14 @@ class ProcessExecutor:
         if self._watch is not None:
             self._watch.end()
             self._watch = None
+        if self._hosts is not None:
+            self._hosts.stop()
         for link in self._links:
             link.close()
         end_all(self._children)
+        if self._hosts is not None:
+            self._hosts.close()
+            self._hosts = None
         self._children.clear()
         self._links.clear()
         self._questions.clear()
@@ -312,7 +336,7 @@ def end_all(children: Sequence[ChildProcess]) -> None:
     wait_for_ends(children, PATIENCE_S[0])
     for child in children:
         if child.exitcode is None:
-            os.kill(child.pid, signal.SIGUSR1)
+            child.end_now()
     wait_for_ends(children, PATIENCE_S[1])
     for child in children:
         if child.exitcode is None:

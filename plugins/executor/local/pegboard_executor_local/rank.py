@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from pegboard.data.batch import StepOutput, TokenMasks
-from pegboard.errors import PegboardError, is_failure
+from pegboard.errors import PegboardError, is_failure, portable
 from pegboard.interfaces.executor import WorkerLike
 from pegboard.log import get_logger
-from pegboard_executor_local.link import Link, LinkClosed, dumped, portable
+from pegboard_executor_local.link import Link, LinkClosed, dumped
 
 log = get_logger(__name__)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 
 import numpy as np
+from pegboard_executor_local.headless import run_host
 
 from pegboard.data.batch import CSR, Batch, StepOutput, TokenMasks, TransferReport
-from pegboard.errors import EngineDeadError, PluginBroken
-from pegboard.interfaces.executor import WorkerReady
+from pegboard.engine.boundary.spawn import Child, take_signals
+from pegboard.errors import EngineDeadError, PegboardError, PluginBroken
+from pegboard.interfaces.executor import Hosts, HostSetup, WorkerReady
 from pegboard_testing.recording_worker import RecordingWorker
 
 
@@ -98,3 +101,19 @@ class Slow(RecordingWorker):
     def load(self) -> WorkerReady:
         time.sleep(600)
         return super().load()
+
+
+def no_plugins_in_common() -> None:
+    raise PluginBroken("other plugins: acme (here 1, there 2)")
+
+
+def run_second_host(port: int, hosts: int, ranks: int, number: int = 1) -> None:
+    """The process of a host without an engine."""
+    take_signals(signal.SIG_DFL)
+    setup = HostSetup(Hosts(hosts, number, "127.0.0.1", port), ranks, Child)
+    try:
+        code = run_host(setup)
+    except PegboardError as error:
+        print(error, file=sys.stderr)
+        code = 2
+    sys.exit(code)

@@ -6,14 +6,24 @@ from collections.abc import Callable
 
 import pytest
 from pegboard_executor_local.in_process import InProcessExecutor
+from pegboard_executor_local.launched import LaunchedExecutor
 
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
 from pegboard.interfaces.executor import ExecutorSetup
 from pegboard_testing.contract_executor import ExecutorContract, RecordingWorker, make_batch
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
+LAUNCHED = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+}
 
-@pytest.mark.parametrize("name", ["uni", "mp"])
+
+@pytest.mark.parametrize("name", ["uni", "mp", "external_launcher"])
 def test_contract(name: str) -> None:
     check_entry(installed_entry("executor", name))
 
@@ -21,6 +31,16 @@ def test_contract(name: str) -> None:
 class TestInProcess(ExecutorContract):
     def executor(self, setup: ExecutorSetup) -> InProcessExecutor:
         return InProcessExecutor(None, setup)
+
+
+class TestLaunched(ExecutorContract):
+    @pytest.fixture(autouse=True)
+    def alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in LAUNCHED.items():
+            monkeypatch.setenv(name, value)
+
+    def executor(self, setup: ExecutorSetup) -> LaunchedExecutor:
+        return LaunchedExecutor(None, setup)
 
 
 def test_a_step_submitted_alone_runs_where_its_result_is_asked_for() -> None:

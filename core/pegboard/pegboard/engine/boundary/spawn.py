@@ -80,6 +80,7 @@ class Child:
         self._link.sendall(json.dumps(start).encode() + b"\n")
         self.pid = self._process.pid
         self.kill = self._process.kill
+        self.end_now = partial(self._process.send_signal, END_NOW)
 
     @property
     def sentinel(self) -> int:
@@ -100,8 +101,8 @@ class Child:
     def end(self, patience_s: tuple[float, float, float]) -> None:
         """Wait for the process to end. If it does not, send END_NOW and wait, then send SIGKILL and
         wait. patience_s: seconds to wait each time. The link is closed in any case."""
-        end_now = partial(self._process.send_signal, END_NOW)
-        for seconds, harder in zip(patience_s, (end_now, self._process.kill, None), strict=True):
+        attempts = zip(patience_s, (self.end_now, self.kill, None), strict=True)
+        for seconds, harder in attempts:
             self.join(seconds)
             if self.exitcode is not None or harder is None:
                 break

@@ -63,7 +63,8 @@ def constraint_of(
 class Grammars(Gate):
     """All grammars of one engine. compiler: has the backends; the engine stops it. token_bytes:
     returns the bytes of each token, which are needed to find the end of reasoning. It is called for
-    a request that has reasoning, after its constraint was compiled."""
+    a request that has reasoning, after its constraint was compiled. absence: why there is no
+    backend; "" = none is active."""
 
     def __init__(
         self,
@@ -72,11 +73,13 @@ class Grammars(Gate):
         vocab_size: int,
         config: StructuredOutputsConfig | None = None,
         token_bytes: Callable[[], Sequence[bytes]] = tuple,
+        absence: str = "",
     ) -> None:
         self.compiler = compiler
         self._vocab_size = vocab_size
         self._config = config or StructuredOutputsConfig()
         self._token_bytes = token_bytes
+        self._absence = absence
         self._compilations: dict[Request, Compilation] = {}  # of requests that wait for them
         self._slow: set[str] = set()  # the backends whose last fill was slow
 
@@ -84,11 +87,11 @@ class Grammars(Gate):
         """Raise RequestError, with every backend's reason, if no backend can enforce the
         constraint."""
         if not self.compiler.chain:
-            advice = to_install("structured_output")
-            message = (
-                f"{params.parameter} needs a structured output plugin, and none is active; {advice}"
+            absence = self._absence or (
+                "needs a structured output plugin, and none is active; "
+                + to_install("structured_output")
             )
-            raise RequestError(message, parameter=params.parameter)
+            raise RequestError(f"{params.parameter} {absence}", parameter=params.parameter)
         with _blaming(params):
             self.compiler.check(constraint_of(params, self._config))
 
