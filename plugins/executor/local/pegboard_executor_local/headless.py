@@ -105,6 +105,7 @@ def _be_examined(connection: Link) -> None:
             connection.send(1, dumped(error))
             raise
         connection.send(0, b"")
+        connection.receive()
     except LinkClosed:
         raise EngineDeadError("the engine's process ended while this host joined it") from None
 

@@ -193,9 +193,12 @@ class RemoteHosts:
             link.close()
             return
         try:
-            if "rank" not in hello:
+            if "rank" in hello:
+                self._came.put((hello, link))
+            else:
                 self._examine(link, hello)
-            self._came.put((hello, link))
+                self._came.put((hello, link))
+                link.send(0, b"")  # its ranks may come now
         except PegboardError as error:
             self._came.put(error)
             link.close()
