@@ -28,7 +28,7 @@ from pegboard.errors import EngineDeadError, PegboardError
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerDeath, WorkerReady
 from pegboard_executor_ray import node
 from pegboard_executor_ray.cluster import Cluster, Seat
-from pegboard_executor_ray.node import on_node, this_node
+from pegboard_executor_ray.node import on_node
 from pegboard_executor_ray.options import RayOptions
 from pegboard_executor_ray.questions import Question
 from pegboard_executor_ray.rank import GROUPS, Rank, dumped
@@ -195,11 +195,9 @@ class RayExecutor:
         for actor in self._actors:
             ray.kill(actor)
         wait([watched.life for watched in self._watched], LEAVE_S)
-        # of processes on other nodes, Ray has said whether they ended
-        here = this_node()
-        left = [each for each in self._watched if each.node == here or not each.life.done()]
-        for each in {watched.node for watched in left}:
-            pids = [watched.pid for watched in left if watched.node == each]
+        # Ray says that a process has ended a little before it has, and does not end stopped ones
+        for each in {watched.node for watched in self._watched}:
+            pids = [watched.pid for watched in self._watched if watched.node == each]
             with contextlib.suppress(RayError):  # the node is gone
                 on_node(each, node.end_processes, pids)
         self._remove_folder()
