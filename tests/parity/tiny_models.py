@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from pegboard import LLM, SamplingParams
-from pegboard.engine import build
 from pegboard.interfaces.executor import ExecutorSetup
+from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_collective import ThreadsExecutor
 
 TOLERANCE = 1e-4
@@ -115,19 +114,14 @@ def divide(monkeypatch: pytest.MonkeyPatch, count: int = 1, stages: int = 1) -> 
     stages, each of them with `count` ranks."""
     monkeypatch.setitem(DIVIDED, "tensor_parallel_size", count)
     monkeypatch.setitem(DIVIDED, "pipeline_parallel_size", stages)
-    ranks = range(count * stages)
+    make = Registry.build
 
-    make_executor = build._executor
+    def make_part(registry: Registry, entry: Any, setup: object) -> Any:
+        if isinstance(setup, ExecutorSetup) and setup.ranks > 1:
+            return ThreadsExecutor(None, setup)
+        return make(registry, entry, setup)
 
-    def executor(registry: Any, plan: Any, config: Any, limits: Any) -> Any:
-        if config.num_ranks == 1:  # it was not opened by `open_llm`
-            return make_executor(registry, plan, config, limits)
-        worker_plan = build._worker_plan(registry, plan, config, limits)
-        make_worker = partial(build.make_worker, registry, worker_plan)
-        setup = ExecutorSetup(make_worker, len(ranks), sampling=ranks[-count:])
-        return ThreadsExecutor(None, setup)
-
-    monkeypatch.setattr(build, "_executor", executor)
+    monkeypatch.setattr(Registry, "build", make_part)
 
 
 def check_parity(
