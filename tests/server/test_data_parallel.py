@@ -142,7 +142,7 @@ def test_external_balancing(start_server: StartServer) -> None:
         (("-dp", "2", "-dpe"), "data_parallel_rank"),
         (("-dp", "2", "-dph"), "data_parallel_size_local"),
         (("-dp", "2", "-dpr", "2", "-dpl", "1"), "there is no engine 2"),
-        (("-dp", "2", "--headless"), "--data-parallel-hybrid-lb"),
+        (("-dp", "2", "--headless"), "--nnodes"),
         (("-dp", "2", "-dpb", "ray"), "router"),
         (("-dp", "2", "-dpa", "10.0.0.1"), "router"),
     ],

@@ -58,6 +58,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         else None
     )
     max_num_batched_tokens = max_num_seqs + draw(st.integers(0, 30))
+    num_stages = draw(st.sampled_from([1, 1, 2, 3]))
     return {
         "retains": retains,
         "slot_bytes": [draw(st.sampled_from([4, 4, 8])) for _ in retains],
@@ -66,8 +67,8 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_model_len": draw(st.sampled_from([16, 33, 48])),
-        "max_in_flight": draw(st.sampled_from([1, 1, 2, 3])),
-        "num_stages": draw(st.sampled_from([1, 1, 2, 3])),
+        "max_in_flight": max(num_stages, draw(st.sampled_from([1, 1, 2, 3]))),
+        "num_stages": num_stages,
         "enable_prefix_caching": draw(st.booleans()) or kv_load is not None,
         "enable_chunked_prefill": draw(st.sampled_from([True, True, False])),
         "max_drafts": max_drafts,
