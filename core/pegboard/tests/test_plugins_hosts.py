@@ -19,7 +19,7 @@ VERSIONS = plugin_versions(Registry.discover())
 
 
 def test_this_host_has_the_plugins_of_this_host() -> None:
-    assert {"pegboard", "pegboard-executor-local"} <= VERSIONS.keys()
+    assert "pegboard" in VERSIONS
     check_same_plugins(pickle.loads(pickle.dumps(VERSIONS)))
 
 
