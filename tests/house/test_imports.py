@@ -37,6 +37,7 @@ def allowed(member: Member) -> tuple[str, ...]:
         *(f"pegboard.{name}" for name in PUBLIC),
         "pegboard_chat",
         "pegboard_drafts",
+        "pegboard_executors",
         "pegboard_kv",
         "pegboard_models",
         "pegboard_weights",

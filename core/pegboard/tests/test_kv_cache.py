@@ -203,7 +203,7 @@ def test_everything_that_decides_a_block_enters_the_identity(tmp_path: Path) -> 
         changed = dataclasses.replace(
             plan, checkpoint=dataclasses.replace(plan.checkpoint, **checkpoint)
         )
-        return _kv_identity(changed, engine, layout, kv)
+        return _kv_identity(changed, engine, [layout, layout], kv)
 
     group = kv_plan.groups[0]
     other_type = msgspec.structs.replace(

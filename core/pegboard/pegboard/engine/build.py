@@ -82,10 +82,12 @@ def _build(registry: Registry, plan: EnginePlan, in_program: bool) -> Engine:
     numbers = executor.call("memory")
     room_bytes = min(_room_bytes(config, rank["total"], rank["free"]) for rank in numbers)
     # no rank of a stage stores more than its first one
-    specs = [rank.kv_specs for rank in ready[:: config.tensor_parallel_size]]
+    stages = ready[:: config.tensor_parallel_size]
+    specs = [rank.kv_specs for rank in stages]
     kv_plan, limits = _fit_kv(plan, config, limits, specs, kv_bytes, room_bytes)
+    layouts = [rank.kv_layout for rank in stages]
     kv_plan = msgspec.structs.replace(
-        kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan)
+        kv_plan, identity=_kv_identity(plan, config, layouts, kv_plan)
     )
     executor.call("allocate", kv_plan)
     for decision in executor.call("warm_up")[0]:  # ranks choose alike
@@ -265,7 +267,9 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
     )
 
 
-def _kv_identity(plan: EnginePlan, config: EngineConfig, layout: str, kv_plan: KVPlan) -> str:
+def _kv_identity(
+    plan: EnginePlan, config: EngineConfig, layouts: Sequence[str], kv_plan: KVPlan
+) -> str:
     """Return the identity of the blocks (see KVPlan). A checkpoint without a digest never has the
     same identity twice."""
     checkpoint = plan.checkpoint
@@ -281,7 +285,7 @@ def _kv_identity(plan: EnginePlan, config: EngineConfig, layout: str, kv_plan: K
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
     ]
-    stored = [layout, kv_plan.groups, kv_plan.hash_block_size]
+    stored = [layouts, kv_plan.groups, kv_plan.hash_block_size]
     return hashlib.sha256(
         msgspec.json.encode([weights, computed, stored], order="sorted", enc_hook=repr)
     ).hexdigest()

@@ -12,9 +12,10 @@ from pegboard.errors import ConfigError, EngineDeadError, PegboardError
 from pegboard.interfaces.executor import ChildProcess, HostSetup, WorkerDeath
 from pegboard.log import get_logger
 from pegboard_executor_local.handshake import Stranger, introduce, keep_alive, required_key
-from pegboard_executor_local.link import Link, LinkClosed, dumped
+from pegboard_executor_local.link import Link, LinkClosed
 from pegboard_executor_local.processes import end_all
 from pegboard_executor_local.watch import Watch
+from pegboard_executors.answers import dumped
 
 log = get_logger(__name__)
 

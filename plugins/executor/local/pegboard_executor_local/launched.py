@@ -25,7 +25,7 @@ from pegboard.env import launcher_variables
 from pegboard.errors import ConfigError, EngineDeadError, portable
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerReady
 from pegboard_executor_local.in_process import InProcessExecutor
-from pegboard_executor_local.link import dumped
+from pegboard_executors.answers import dumped
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the answers of the others, which may load more slowly."""

@@ -4,12 +4,10 @@ which an answer is matched to its question, and a pickle."""
 from __future__ import annotations
 
 import contextlib
-import pickle
 import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
 
 HEADER = struct.Struct("<QQ")
 """The number of a message, and the bytes of its pickle."""
@@ -97,7 +95,3 @@ def send_all(links: Sequence[Link], frame: bytes, take: Callable[[Link], None]) 
         for link in links:
             if link.fileno() in ready:
                 take(link)
-
-
-def dumped(answer: Any) -> bytes:
-    return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)

@@ -14,13 +14,14 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
 from pegboard.data.transfers import TransferMerger
-from pegboard.errors import ConfigError, EngineDeadError, PegboardError
+from pegboard.errors import ConfigError, EngineDeadError
 from pegboard.interfaces.executor import (
     ChildProcess,
     ExecutorSetup,
@@ -28,13 +29,11 @@ from pegboard.interfaces.executor import (
     WorkerDeath,
     WorkerReady,
 )
-from pegboard_executor_local.link import Link, LinkClosed, dumped, framed, send_all
+from pegboard_executor_local.link import Link, LinkClosed, framed, send_all
 from pegboard_executor_local.remote import RemoteHosts
 from pegboard_executor_local.watch import Watch
-
-CAUSE_S = 1.0
-"""Seconds in which the cause of an error that may be a consequence arrives: a rank whose neighbour
-has failed or died may notice that first."""
+from pegboard_executors.answers import dumped
+from pegboard_executors.questions import Question, Step
 
 DEATH_S = 5.0
 """Seconds in which the death of a rank that has closed its link is noticed."""
@@ -45,82 +44,6 @@ SIGKILL."""
 
 MASKS = 0
 """The number of the messages that hand over masks. They are not answered."""
-
-
-class Question:
-    """A message that ranks answer. needs: how many of them answer it if all goes well.
-    is_hasty: an error that cannot have come from another rank's failure is raised before the others
-    have answered."""
-
-    def __init__(self, needs: int, ranks: int, *, is_hasty: bool) -> None:
-        self.needs = needs
-        self.ranks = ranks
-        self.is_hasty = is_hasty
-        self.answers: dict[int, Any] = {}
-        self.errors: dict[int, BaseException] = {}
-        self.limit: float | None = None
-
-    def take(self, rank: int, is_error: bool, value: Any) -> None:
-        if not is_error:
-            self.answers[rank] = value
-            return
-        self.errors[rank] = value
-        if self.is_hasty and self.limit is None:
-            self.limit = time.monotonic() + CAUSE_S
-
-    @property
-    def cause(self) -> BaseException | None:
-        """The first error that cannot have come from another rank's failure."""
-        causes = (error for error in self.errors.values() if not is_consequence(error))
-        return next(causes, None)
-
-    def is_settled(self) -> bool:
-        if not self.errors:
-            return len(self.answers) >= self.needs
-        if len(self.answers) + len(self.errors) == self.ranks:
-            return True
-        is_late = self.limit is not None and time.monotonic() >= self.limit
-        return is_late or (self.is_hasty and self.cause is not None)
-
-    def patience_ms(self) -> float | None:
-        """Return how many milliseconds to wait for the next answer; None = without a limit."""
-        if self.limit is None:
-            return None
-        return max(0.0, self.limit - time.monotonic()) * 1000 + 1
-
-    def result(self) -> dict[int, Any]:
-        """Return the answers by rank. Raises the error of a rank."""
-        if self.errors:
-            raise self.cause or next(iter(self.errors.values()))
-        return self.answers
-
-
-def is_consequence(error: BaseException) -> bool:
-    """Whether the error may only say that another rank did not come to a collective: that is an
-    EngineDeadError, or an error of a library."""
-    return not isinstance(error, PegboardError) or isinstance(error, EngineDeadError)
-
-
-class Step:
-    """A submitted step."""
-
-    def __init__(self, executor: "ProcessExecutor", number: int) -> None:
-        self._executor = executor
-        self._number = number
-        self._output: StepOutput | None = None
-        self._error: BaseException | None = None
-
-    def result(self) -> StepOutput:
-        if self._output is None and self._error is None:
-            try:
-                self._output = self._executor.output_of(self._number)
-            except BaseException as error:
-                self._error = error
-                raise
-        if self._error is not None:
-            raise self._error
-        assert self._output is not None
-        return self._output
 
 
 class ProcessExecutor:
@@ -254,7 +177,7 @@ class ProcessExecutor:
     def submit(self, batch: Batch) -> Step:
         number = self._new_question(1, is_hasty=True)
         self._send(self._links, number, dumped(("step", batch)))
-        return Step(self, number)
+        return Step(partial(self.output_of, number))
 
     def output_of(self, number: int) -> StepOutput:
         """Wait for the result of a step. It has the reports of all ranks on transfers."""
@@ -292,7 +215,7 @@ class ProcessExecutor:
         try:
             while not question.is_settled():
                 self._raise_late_error()
-                for end, _ in self._arrivals.poll(question.patience_ms()):
+                for end, _ in self._arrivals.poll(patience_ms(question)):
                     self._take(self._links[self._ranks[end]])
         except LinkClosed:
             self._raise_death()
@@ -328,6 +251,12 @@ class ProcessExecutor:
         if death is None:
             raise EngineDeadError("a worker has closed its link to the engine; its log says why")
         raise EngineDeadError(f"worker {death.rank} died: {death.reason}")
+
+
+def patience_ms(question: Question) -> float | None:
+    """Return how many milliseconds to wait for the next answer; None = without a limit."""
+    patience_s = question.patience_s()
+    return None if patience_s is None else patience_s * 1000
 
 
 def end_all(children: Sequence[ChildProcess]) -> None:

@@ -6,7 +6,6 @@ asynchronously, the next step is started first, so that the device never waits f
 
 from __future__ import annotations
 
-import logging
 import pickle
 import signal
 import socket
@@ -17,10 +16,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from pegboard.data.batch import StepOutput, TokenMasks
-from pegboard.errors import PegboardError, is_failure, portable
 from pegboard.interfaces.executor import WorkerLike
 from pegboard.log import get_logger
-from pegboard_executor_local.link import Link, LinkClosed, dumped
+from pegboard_executor_local.link import Link, LinkClosed
+from pegboard_executors.answers import answer_of, error_of, result_of
 
 log = get_logger(__name__)
 
@@ -109,9 +108,9 @@ class Rank:
             self._finish_all()
             answer = self._start(*values) if kind == "start" else self._worker.call(*values)
         except BaseException as error:  # noqa: BLE001 - the engine raises it
-            self._fail(number, error)
+            self.link.send(number, error_of(error))
         else:
-            self._answer(number, answer)
+            self.link.send(number, answer_of("answer", answer))
 
     @property
     def _worker(self) -> WorkerLike:
@@ -148,29 +147,8 @@ class Rank:
         try:
             output = wait()
         except BaseException as error:  # noqa: BLE001 - the engine raises it
-            self._fail(number, error)
+            self.link.send(number, error_of(error))
             return
         self.last_wait_s = time.perf_counter() - began
-        if self.answers:
-            self._answer(number, output)
-        elif any(each.saved or each.loaded or each.failed for each in output.transfers.values()):
-            self._answer(number, output.transfers, "transfers")
-
-    def _answer(self, number: int, value: object, kind: str = "answer") -> None:
-        try:
-            payload = dumped((kind, value))
-        except Exception as error:  # noqa: BLE001 - any code may run here
-            name = type(value).__name__
-            message = f"the answer of a worker cannot be sent to the engine: a {name}: {error}"
-            self._fail(number, PegboardError(message))
-            return
-        self.link.send(number, payload)
-
-    def _fail(self, number: int, error: BaseException) -> None:
-        """Send an error to the engine's process, and log its traceback, which the other process
-        cannot have. Exits are raised."""
-        if not is_failure(error):
-            raise error
-        is_plain = isinstance(error, PegboardError) and error.__cause__ is None
-        log.log(logging.DEBUG if is_plain else logging.ERROR, "the worker failed", exc_info=error)
-        self.link.send(number, dumped(("error", portable(error))))
+        if (result := result_of(output, self.answers)) is not None:
+            self.link.send(number, answer_of(*result))

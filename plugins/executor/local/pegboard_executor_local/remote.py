@@ -22,7 +22,8 @@ from pegboard.errors import ConfigError, PegboardError
 from pegboard.interfaces.executor import ExecutorSetup, Hosts
 from pegboard.log import get_logger
 from pegboard_executor_local.handshake import Stranger, admit, keep_alive, required_key
-from pegboard_executor_local.link import Link, LinkClosed, dumped
+from pegboard_executor_local.link import Link, LinkClosed
+from pegboard_executors.answers import dumped
 
 log = get_logger(__name__)
 

@@ -10,6 +10,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from pegboard.interfaces.executor import ChildProcess, WorkerDeath
+from pegboard_executors.deaths import FirstDeath
 
 LOOK_S = 0.5
 """Seconds between two looks at the processes."""
@@ -22,38 +23,21 @@ REAP_S = 1.0
 """Seconds in which a process that has closed its link gets its exit code."""
 
 
-class Watch:
+class Watch(FirstDeath):
     """A thread that waits until one of the processes dies. It kills the others at once, because
-    they would wait for the dead one in a collective. death: the first one; None = all live.
+    they would wait for the dead one in a collective.
 
     wake: is called after that in the thread, to wake whoever waits for the ranks."""
 
     def __init__(self, children: Sequence[ChildProcess], wake: Callable[[], None]) -> None:
-        self.death: WorkerDeath | None = None
+        super().__init__()
         self._children = children
         self._wake = wake
-        self._on_death: Callable[[WorkerDeath], None] | None = None
-        self._lock = threading.Lock()
-        self._is_known = threading.Event()
         self._stopped_looks = [0] * len(children)
         self._is_over = False
         self._end_reader, self._end_writer = os.pipe()
         self._thread = threading.Thread(target=self._run, name="pegboard-ranks", daemon=True)
         self._thread.start()
-
-    def tell(self, on_death: Callable[[WorkerDeath], None]) -> None:
-        """Call `on_death` once, when a rank dies or if one has died."""
-        with self._lock:
-            death = self.death
-            if death is None:
-                self._on_death = on_death
-        if death is not None:
-            on_death(death)
-
-    def reason(self, timeout_s: float) -> WorkerDeath | None:
-        """Return the death, which is noticed within `timeout_s` seconds if there is one."""
-        self._is_known.wait(timeout_s)
-        return self.death
 
     def end(self) -> None:
         """Stop watching. Processes that end from now on do not count as deaths. A second call does
@@ -76,13 +60,7 @@ class Watch:
             death = self._look(is_due=not ready)
         for child in self._children:
             child.kill()
-        with self._lock:
-            self.death = death
-            on_death = self._on_death
-        self._is_known.set()
-        self._wake()
-        if on_death is not None:
-            on_death(death)
+        self.announce(death, self._wake)
 
     def _look(self, is_due: bool) -> WorkerDeath | None:
         """Return a rank that has died. is_due: no process has closed its link since the last

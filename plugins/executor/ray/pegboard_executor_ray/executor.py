@@ -30,9 +30,10 @@ from pegboard_executor_ray import node
 from pegboard_executor_ray.cluster import Cluster, Seat
 from pegboard_executor_ray.node import on_node
 from pegboard_executor_ray.options import RayOptions
-from pegboard_executor_ray.questions import Question
-from pegboard_executor_ray.rank import GROUPS, Rank, dumped
+from pegboard_executor_ray.rank import GROUPS, Rank
 from pegboard_executor_ray.watch import Watch, Watched, reason_of
+from pegboard_executors.answers import dumped
+from pegboard_executors.questions import Question, Step
 
 DEATH_S = 1.0
 """Seconds in which those who watch a rank whose call has failed say why it is dead."""
@@ -52,28 +53,6 @@ class Arrival(NamedTuple):
     number: int
     rank: int
     future: Future[bytes]
-
-
-class Step:
-    """A submitted step."""
-
-    def __init__(self, executor: "RayExecutor", number: int) -> None:
-        self._executor = executor
-        self._number = number
-        self._output: StepOutput | None = None
-        self._error: BaseException | None = None
-
-    def result(self) -> StepOutput:
-        if self._output is None and self._error is None:
-            try:
-                self._output = self._executor.output_of(self._number)
-            except BaseException as error:
-                self._error = error
-                raise
-        if self._error is not None:
-            raise self._error
-        assert self._output is not None
-        return self._output
 
 
 class RayExecutor:
@@ -213,7 +192,7 @@ class RayExecutor:
     def submit(self, batch: Batch) -> Step:
         message = shared(dumped(batch))
         steps = [partial(actor.step.remote, message) for actor in self._actors]
-        return Step(self, self._ask(steps, 1, is_hasty=True))
+        return Step(partial(self.output_of, self._ask(steps, 1, is_hasty=True)))
 
     def output_of(self, number: int) -> StepOutput:
         """Wait for the result of a step. It has the reports of all ranks on transfers."""

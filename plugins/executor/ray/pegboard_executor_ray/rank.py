@@ -7,7 +7,6 @@ for those who watch the actor.
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import sys
@@ -18,15 +17,16 @@ from typing import Any
 import ray
 
 from pegboard import env
-from pegboard.data.batch import StepOutput, TokenMasks
-from pegboard.errors import PegboardError, is_failure, portable
+from pegboard.data.batch import TokenMasks
 from pegboard.interfaces.executor import Place, WorkerLike
-from pegboard.log import get_logger, set_up_logging
-
-log = get_logger(__name__)
+from pegboard.log import set_up_logging
+from pegboard_executors.answers import answer_of, error_of, result_of
 
 GROUPS = {"worker": 1, "masks": 1, "pings": 1, "life": 1}
 """The threads of the actor → how many there are."""
+
+NOTHING = ("done", None)
+"""The engine wants to know no more of the step of a rank."""
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -88,16 +88,8 @@ class Rank:
             masks = (lambda: self._masks_of(batch.step)) if needs_masks else None
             output = self._worker.run(batch, masks)()
         except BaseException as error:  # noqa: BLE001 - the engine raises it
-            return self._failed(error)
-        return self._dumped(*self._told(output))
-
-    def _told(self, output: StepOutput) -> tuple[str, object]:
-        """Return what the engine wants to know of a step."""
-        if self.answers:
-            return "answer", output
-        if any(each.saved or each.loaded or each.failed for each in output.transfers.values()):
-            return "transfers", output.transfers
-        return "done", None
+            return error_of(error)
+        return answer_of(*(result_of(output, self.answers) or NOTHING))
 
     @ray.method(concurrency_group="masks")
     def provide_masks(self, pickled: bytes) -> None:
@@ -136,26 +128,5 @@ class Rank:
         try:
             answer = function()
         except BaseException as error:  # noqa: BLE001 - the engine raises it
-            return self._failed(error)
-        return self._dumped("answer", answer)
-
-    def _dumped(self, kind: str, value: object) -> bytes:
-        try:
-            return dumped((kind, value))
-        except Exception as error:  # noqa: BLE001 - any code may run here
-            name = type(value).__name__
-            message = f"the answer of a worker cannot be sent to the engine: a {name}: {error}"
-            return self._failed(PegboardError(message))
-
-    def _failed(self, error: BaseException) -> bytes:
-        """Return an error as an answer, and log its traceback, which the engine cannot have. Exits
-        are raised."""
-        if not is_failure(error):
-            raise error
-        is_plain = isinstance(error, PegboardError) and error.__cause__ is None
-        log.log(logging.DEBUG if is_plain else logging.ERROR, "the worker failed", exc_info=error)
-        return dumped(("error", portable(error)))
-
-
-def dumped(value: object) -> bytes:
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            return error_of(error)
+        return answer_of("answer", answer)

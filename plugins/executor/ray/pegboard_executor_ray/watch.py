@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 
 from pegboard.interfaces.executor import WorkerDeath
 from pegboard_executor_ray.node import is_stopped, on_node
+from pegboard_executors.deaths import FirstDeath
 
 LOOK_S = 0.25
 """Seconds between two looks at the ranks."""
@@ -34,36 +35,19 @@ class Watched:
     since: float = 0.0
 
 
-class Watch:
-    """A thread that pings every rank until one of them dies. death: the first one; None = all live.
+class Watch(FirstDeath):
+    """A thread that pings every rank until one of them dies.
 
     wake: is called after that in the thread, to end the others and to wake whoever waits for
     them."""
 
     def __init__(self, ranks: Sequence[Watched], wake: Callable[[], None]) -> None:
-        self.death: WorkerDeath | None = None
+        super().__init__()
         self._ranks = ranks
         self._wake = wake
-        self._on_death: Callable[[WorkerDeath], None] | None = None
-        self._lock = threading.Lock()
-        self._is_known = threading.Event()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pegboard-ranks", daemon=True)
         self._thread.start()
-
-    def tell(self, on_death: Callable[[WorkerDeath], None]) -> None:
-        """Call `on_death` once, when a rank dies or if one has died."""
-        with self._lock:
-            death = self.death
-            if death is None:
-                self._on_death = on_death
-        if death is not None:
-            on_death(death)
-
-    def reason(self, timeout_s: float) -> WorkerDeath | None:
-        """Return the death, which is noticed within `timeout_s` seconds if there is one."""
-        self._is_known.wait(timeout_s)
-        return self.death
 
     def end(self) -> None:
         """Stop watching. Ranks that end from now on do not count as deaths."""
@@ -78,13 +62,7 @@ class Watch:
             if self._is_over.wait(LOOK_S):
                 return
             death = self._look()
-        with self._lock:
-            self.death = death
-            on_death = self._on_death
-        self._is_known.set()
-        self._wake()
-        if on_death is not None:
-            on_death(death)
+        self.announce(death, self._wake)
 
     def _look(self) -> WorkerDeath | None:
         """Return a rank that has died."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+from pegboard.data.batch import StepOutput
 from pegboard.errors import EngineDeadError, PegboardError
 
 CAUSE_S = 1.0
@@ -13,8 +15,9 @@ has failed or died may notice that first."""
 
 
 class Question:
-    """needs: how many ranks answer if all goes well. is_hasty: an error that cannot have come from
-    another rank's failure is raised before the others have answered."""
+    """A message that ranks answer. needs: how many of them answer it if all goes well. is_hasty: an
+    error that cannot have come from another rank's failure is raised before the others have
+    answered."""
 
     def __init__(self, needs: int, ranks: int, *, is_hasty: bool) -> None:
         self.needs = needs
@@ -63,3 +66,24 @@ def is_consequence(error: BaseException) -> bool:
     """Whether the error may only say that another rank did not come to a collective: that is an
     EngineDeadError, or an error of a library."""
     return not isinstance(error, PegboardError) or isinstance(error, EngineDeadError)
+
+
+class Step:
+    """A submitted step. wait: waits for its result, once."""
+
+    def __init__(self, wait: Callable[[], StepOutput]) -> None:
+        self._wait = wait
+        self._output: StepOutput | None = None
+        self._error: BaseException | None = None
+
+    def result(self) -> StepOutput:
+        if self._output is None and self._error is None:
+            try:
+                self._output = self._wait()
+            except BaseException as error:
+                self._error = error
+                raise
+        if self._error is not None:
+            raise self._error
+        assert self._output is not None
+        return self._output

@@ -1,0 +1,1 @@
+"""What executors with several ranks share."""
