@@ -24,10 +24,19 @@ SOON_S = 60.0
 PROMPTS = ["hello", "abc", "a paged KV cache"]
 
 
-def free_port() -> int:
-    """A port whose successor is most likely free too."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+def free_ports() -> tuple[int, int]:
+    """Return the port of a server, and another one whose successor is free too."""
+    while True:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as http,
+            socket.create_server(("127.0.0.1", 0)) as master,
+        ):
+            port = int(master.getsockname()[1])
+            try:
+                socket.create_server(("127.0.0.1", port + 1)).close()
+            except (OSError, OverflowError):
+                continue
+            return int(http.getsockname()[1]), port
 
 
 def start(*words: object, **variables: str) -> subprocess.Popen[str]:
@@ -48,7 +57,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 @contextmanager
 def two_hosts(checkpoint: Path, key: str = "k") -> Iterator[tuple[str, Any, Any]]:
     """Yield the URL of a server, its process, and that of the other host, whose key is `key`."""
-    port, url = free_port(), f"http://127.0.0.1:{(http := free_port())}"
+    http, port = free_ports()
+    url = f"http://127.0.0.1:{http}"
     shared = ["--nnodes", 2, "--master-port", port, "--tensor-parallel-size", 2]
     words = [checkpoint, *shared, "--kv-cache-memory-bytes", 1 << 20]
     server = start(*words, "--port", http, PEGBOARD_CLUSTER_KEY="k")
@@ -153,5 +163,5 @@ def test_a_host_with_another_key(checkpoint: Path) -> None:
     ],
 )
 def test_settings_that_do_not_fit(checkpoint: Path, words: list[str], reason: str) -> None:
-    code, logged = ended(start(checkpoint, *words, "--port", free_port()))
+    code, logged = ended(start(checkpoint, *words, "--port", free_ports()[0]))
     assert code != 0 and reason in logged
