@@ -1,73 +1,48 @@
-"""The context that a model gets with the memory that there is."""
+"""Models whose tokens are shared out among ranks compute what transformers computes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pegboard_platform_cpu.platform import CPUPlatform
+from test_ranks import LATENT, MODELS
+from tiny_models import check_cached, check_parity, divide
 
-from pegboard import SamplingParams
-from pegboard.errors import ConfigError, KVCacheTooSmall, RequestError
+Write = Callable[..., Any]
+pytestmark = pytest.mark.one_rank  # they divide models themselves
 
-BLOCK_BYTES = 4 * 3 * 2 * 8 * 2 * 4
-"""Of keys and values in float32: 4 tokens, 3 layers, 2 heads of 8 channels."""
-
-
-def answer(llm: Any, num_tokens: int) -> list[int]:
-    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, detokenize=False)
-    prompt = {"prompt_token_ids": [3 + i % 100 for i in range(num_tokens)]}
-    return list(llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids)
-
-
-@pytest.mark.one_rank
-@pytest.mark.parametrize("asked", ["auto", -1])
-def test_auto_serves_what_fits(write: Any, open_llm: Any, asked: Any) -> None:
-    reference = write("llama")
-    memory = {"kv_cache_memory_bytes": 9 * BLOCK_BYTES}
-    with pytest.raises(
-        KVCacheTooSmall, match="max_model_len=64 .*at most 32 .-1 takes the largest"
-    ):
-        open_llm(reference.directory, **memory)
-    with open_llm(reference.directory, max_model_len=asked, **memory) as llm:
-        assert len(answer(llm, 28)) == 4
-        with pytest.raises(RequestError, match="max_model_len is 32"):
-            answer(llm, 33)
-    with open_llm(reference.directory, max_model_len=asked) as llm:
-        assert len(answer(llm, 60)) == 4
-
-
-def test_a_default_size_grows_until_the_context_fits(
-    write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pegboard_platform_cpu.platform.KV_CACHE_LIMIT", 9 * BLOCK_BYTES)
-    with open_llm(write("llama").directory, kv_cache_memory_bytes=None) as llm:
-        assert len(answer(llm, 60)) == 4
-        assert llm.llm_engine.engine.stats()["num_blocks"] == 17
+ONE_KEY = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 1}
+TWO_KEYS = {**ONE_KEY, "num_key_value_heads": 2}
+HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+WINDOWS = {
+    **TWO_KEYS,
+    "head_dim": 8,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+CASES: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
+    "one KV head": ("llama", ONE_KEY, 2, 2, 1),
+    "one KV head, four ranks": ("llama", ONE_KEY, 4, 4, 1),
+    "two KV heads, four ranks": ("llama", TWO_KEYS, 4, 2, 1),
+    "windows, capped scores": ("gemma2", {**TWO_KEYS, "head_dim": 8, "sliding_window": 9}, 4, 2, 1),
+    "windows": ("gemma3_text", WINDOWS, 4, 2, 1),
+    "latents": ("deepseek_v3", LATENT, 2, 2, 1),
+    "rows": ("llama", HEADS, 1, 1, 2),
+    "rows of three ranks": ("llama", HEADS, 1, 1, 3),
+    "rows with windows": ("gemma3_text", WINDOWS, 1, 1, 2),
+    "rows of experts": MODELS["experts"] + (1, 1, 2),
+    "rows of latents": ("deepseek_v3", LATENT, 1, 1, 2),
+    "rows and heads": ("llama", HEADS, 2, 1, 2),
+    "rows and KV heads": ("llama", ONE_KEY, 2, 2, 2),
+}
 
 
-@pytest.mark.one_rank
-def test_more_than_the_machine_has_is_refused(
-    write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the checks, the system would kill the process."""
-    directory = write("llama").directory
-    for memory in (
-        {"kv_cache_memory_bytes": 1 << 45},
-        {"num_gpu_blocks_override": (1 << 45) // BLOCK_BYTES},
-    ):
-        with pytest.raises(
-            ConfigError, match="KV cache needs 32768.00 GiB.*lower kv_cache_memory_bytes"
-        ):
-            open_llm(directory, **memory)
-    memory = CPUPlatform.memory
-    monkeypatch.setattr(
-        CPUPlatform,
-        "memory",
-        lambda self, **more: replace(memory(self, **more), free_bytes=1 << 10),
-    )
-    with pytest.raises(
-        ConfigError, match="the weights of .*model needs .* GiB of memory.*fewer bits"
-    ):
-        open_llm(directory)
+@pytest.mark.parametrize("name", CASES)
+def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    kind, values, ranks, keys, rows = CASES[name]
+    context = {"decode_context_parallel_size": keys, "prefill_context_parallel_size": rows}
+    divide(monkeypatch, ranks, **context)
+    reference = write(kind, **values)
+    check_parity(reference, lengths=(6, 17, 1), max_model_len=64)
+    check_cached(reference, (32, 20, 32), max_model_len=64)

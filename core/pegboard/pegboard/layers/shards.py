@@ -4,7 +4,7 @@ of the layers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -27,12 +27,13 @@ class Group:
     """The ranks that divide the layers of a model. rank: of this one in the group. collective: None
     if there is one rank, or if nothing is computed (the model is only declared). placement: how the
     ranks share out whole experts, neighbors or in turn; None = each has a share of every expert's
-    channels."""
+    channels. same_keys: as many consecutive ranks must hold the same KV heads."""
 
     rank: int = 0
     size: int = 1
     collective: Collective | None = None
     placement: Placement | None = None
+    same_keys: int = 1
 
     def experts(self, count: int) -> range:
         """Return the experts of which this rank holds channels. Raises ModelError if whole experts
@@ -62,7 +63,21 @@ class Group:
     def heads(self, num_heads: int, num_kv_heads: int) -> tuple[Span, Span]:
         """Return the query heads and the KV heads of this rank. Each rank has whole groups of query
         heads that share a KV head; if there are more ranks than KV heads, several ranks hold the
-        same KV head and divide its queries. Raises ModelError if there are too few heads."""
+        same KV head and divide its queries. Raises ModelError if there are too few heads, or if
+        ranks that must hold the same KV heads, and as many queries, do not."""
+        heads, kv_heads = self._heads(num_heads, num_kv_heads)
+        first = self.rank - self.rank % self.same_keys
+        for rank in range(first, first + self.same_keys):
+            others, others_kv = replace(self, rank=rank)._heads(num_heads, num_kv_heads)
+            if others_kv != kv_heads or others[1] - others[0] != heads[1] - heads[0]:
+                raise ModelError(
+                    f"{num_heads} heads with {num_kv_heads} KV heads, divided among {self.size} "
+                    f"ranks, do not leave the same KV head and equally many queries to "
+                    f"{self.same_keys} ranks; use a smaller decode_context_parallel_size"
+                )
+        return heads, kv_heads
+
+    def _heads(self, num_heads: int, num_kv_heads: int) -> tuple[Span, Span]:
         each = num_heads // num_kv_heads
         if self.size <= num_kv_heads:
             kv_heads = dealt(num_kv_heads, self.size)[self.rank]
