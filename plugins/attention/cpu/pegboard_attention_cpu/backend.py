@@ -147,9 +147,11 @@ class CPUPagedAttention:
                 write_k(plan.slots, as_bytes(rounded(own_k, stored, layer.k_scale)))
                 write_v(plan.slots, as_bytes(rounded(own_v, stored, layer.v_scale)))
 
-        def read(blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-            keys = self.key_scratch.gather(k_cache, blocks).flatten(0, 1).to(dtype)
-            values = self.value_scratch.gather(v_cache, blocks).flatten(0, 1).to(dtype)
+        def read(
+            blocks: Tensor, dtype: torch.dtype, unseen: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
+            keys = self.key_scratch.gather(k_cache, blocks, unseen).flatten(0, 1).to(dtype)
+            values = self.value_scratch.gather(v_cache, blocks, unseen).flatten(0, 1).to(dtype)
             return _scaled(keys, layer.k_scale), _scaled(values, layer.v_scale)
 
         if layer.is_part:

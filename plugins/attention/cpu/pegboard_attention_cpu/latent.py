@@ -129,10 +129,12 @@ class LatentLayer:
         )
         self.write(plan.slots, new)
 
-    def keys_and_values(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def keys_and_values(
+        self, blocks: Tensor, dtype: torch.dtype, unseen: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the tokens of these blocks as one head's keys [n, 1, C + R] and values [n, 1,
         C]."""
-        keys = self._read(blocks, dtype).unsqueeze(1)
+        keys = self._read(blocks, dtype, unseen).unsqueeze(1)
         return keys, keys[..., : self.rank]
 
     def _read(self, blocks: Tensor, dtype: torch.dtype, unseen: Tensor | None = None) -> Tensor:

@@ -15,8 +15,9 @@ QUERIES = 128
 
 Store = Callable[..., None]
 """(plan, the step's keys and values, as the layer gets them): writes them to the cache."""
-Read = Callable[[Tensor, torch.dtype], tuple[Tensor, Tensor]]
-"""(blocks, dtype) → the keys [n, K, D] and values [n, K, Dv] in these blocks."""
+Read = Callable[[Tensor, torch.dtype, Tensor | None], tuple[Tensor, Tensor]]
+"""(blocks, dtype, unseen) → the keys [n, K, D] and values [n, K, Dv] in these blocks. unseen: see
+`Scratch.gather`."""
 
 
 class PartOfKeys:
@@ -39,15 +40,15 @@ class PartOfKeys:
         for bucket in plan.buckets:
             tokens = slice(bucket.num_rows) if bucket.tokens is None else bucket.tokens
             shape = bucket.num_rows, bucket.num_keys
-            keys, values = (x.unflatten(0, shape) for x in self.read(bucket.blocks, torch.float32))
+            read = self.read(bucket.blocks, torch.float32, bucket.unseen[Full()])
+            keys, values = (x.unflatten(0, shape) for x in read)
             bias = bucket.bias[Full()]
             sums, logs = self._attend(q[tokens].unsqueeze(1), keys, values, bias)
             out[tokens] = sums[:, 0].to(q.dtype)
             lse[tokens] = logs[:, 0]
         for chunk in plan.chunks:
-            keys, values = (
-                x[None, : chunk.num_keys] for x in self.read(chunk.blocks, torch.float32)
-            )
+            read = self.read(chunk.blocks, torch.float32, None)
+            keys, values = (x[None, : chunk.num_keys] for x in read)
             bias = chunk.bias[Full()]
             assert bias is not None
             for start in range(chunk.start, chunk.stop, QUERIES):
