@@ -370,10 +370,11 @@ def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[l
 
 class AttentionContract:
     """Every attention backend passes these. Override `spec` and `backend`, and `device` if it does
-    not run on the CPU."""
+    not run on the CPU. long_row: tokens of a row that is long enough to be cut into ranges."""
 
     spec: AttentionSpec
     device = "cpu"
+    long_row = 800
 
     def backend(self, setup: AttentionSetup) -> AttentionBackend:
         """Return a new backend."""
@@ -475,7 +476,7 @@ class AttentionContract:
         block_size = int(rng.choice(self.some("block_size", [4, 16])))
         stored = self.some("kv_dtype", [*TOLERANCES, "float8_e4m3fn"])
         # long rows are cut into ranges, and rows with common blocks read them together
-        lengths = [1, 3, 40, int(rng.integers(600, 900)), int(rng.integers(1, 90))]
+        lengths = [1, 3, 40, self.long_row, int(rng.integers(1, 90))]
         rest = (block_size, lengths, seed, "float32", stored[seed % len(stored)])
         whole = Trial(self, layers, *rest)
         parts = [
