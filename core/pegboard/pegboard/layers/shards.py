@@ -63,21 +63,7 @@ class Group:
     def heads(self, num_heads: int, num_kv_heads: int) -> tuple[Span, Span]:
         """Return the query heads and the KV heads of this rank. Each rank has whole groups of query
         heads that share a KV head; if there are more ranks than KV heads, several ranks hold the
-        same KV head and divide its queries. Raises ModelError if there are too few heads, or if
-        ranks that must hold the same KV heads, and as many queries, do not."""
-        heads, kv_heads = self._heads(num_heads, num_kv_heads)
-        first = self.rank - self.rank % self.same_keys
-        for rank in range(first, first + self.same_keys):
-            others, others_kv = replace(self, rank=rank)._heads(num_heads, num_kv_heads)
-            if others_kv != kv_heads or others[1] - others[0] != heads[1] - heads[0]:
-                raise ModelError(
-                    f"{num_heads} heads with {num_kv_heads} KV heads, divided among {self.size} "
-                    f"ranks, do not leave the same KV head and equally many queries to "
-                    f"{self.same_keys} ranks; use a smaller decode_context_parallel_size"
-                )
-        return heads, kv_heads
-
-    def _heads(self, num_heads: int, num_kv_heads: int) -> tuple[Span, Span]:
+        same KV head and divide its queries. Raises ModelError if there are too few heads."""
         each = num_heads // num_kv_heads
         if self.size <= num_kv_heads:
             kv_heads = dealt(num_kv_heads, self.size)[self.rank]
@@ -90,6 +76,21 @@ class Group:
         start, stop = holders[kv_head]
         first, last = dealt(each, stop - start)[self.rank - start]
         return (kv_head * each + first, kv_head * each + last), (kv_head, kv_head + 1)
+
+    def attention_heads(self, num_heads: int, num_kv_heads: int) -> tuple[Span, Span]:
+        """Return the same for an attention layer. Raises ModelError also if ranks that must hold
+        the same KV heads, and as many queries, do not."""
+        heads, kv_heads = self.heads(num_heads, num_kv_heads)
+        first = self.rank - self.rank % self.same_keys
+        for rank in range(first, first + self.same_keys):
+            others, others_kv = replace(self, rank=rank).heads(num_heads, num_kv_heads)
+            if others_kv != kv_heads or others[1] - others[0] != heads[1] - heads[0]:
+                raise ModelError(
+                    f"{num_heads} heads with {num_kv_heads} KV heads, divided among {self.size} "
+                    f"ranks, do not leave the same KV head and equally many queries to "
+                    f"{self.same_keys} ranks; use a smaller decode_context_parallel_size"
+                )
+        return heads, kv_heads
 
     def summed(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Return `call` plus the results of the other ranks."""
