@@ -77,6 +77,22 @@ def _first_key(position, reach, RULE: tl.constexpr):
         return position * 0
 
 
+@triton.jit
+def _last_key(token, is_token, before, num_keys, IS_PART: tl.constexpr):
+    """Return the position of a token among the keys of its row. It attends to no later ones.
+    before: keys of the row, less the step's tokens up to its last one."""
+    if IS_PART:
+        return tl.load(num_keys + token, mask=is_token, other=0) - 1
+    else:
+        return before + token
+
+
+@triton.jit
+def _log(maximum, total):
+    """Return the natural logarithm of total · 2^maximum. Without keys, it is −∞."""
+    return (maximum + tl.log2(tl.where(total == 0, 1.0, total))) / LOG2_E
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _attend(
     q,
@@ -139,7 +155,7 @@ def _attend(
     )
     if TOKENS > 1 and first_token >= stop:
         return
-    length = tl.load(seq_lens + row)
+    before = tl.load(seq_lens + row) - stop
 
     queries = tl.arange(0, QUERIES)
     channels = tl.arange(0, PAD_D)
@@ -147,19 +163,15 @@ def _attend(
     tokens = first_token + queries // GROUP
     heads = kv_head * GROUP + queries % GROUP
     is_query = (queries < TOKENS * GROUP) & (tokens < stop)
-    positions = length - stop + tokens
-    if IS_PART:
-        positions = tl.load(num_keys + tokens, mask=is_query, other=0) - 1
+    positions = _last_key(tokens, is_query, before, num_keys, IS_PART)
     q_at = q + tokens.to(tl.int64)[:, None] * q_token + heads[:, None] * q_head + channels[None, :]
     query = tl.load(q_at, mask=is_query[:, None] & (channels < D)[None, :], other=0)
 
     # keys begin … end − 1 are visible to at least one query of the tile, and this split computes
     # first … last − 1 of them
     last_token = tl.minimum(first_token + TOKENS, stop) - 1
-    end = tl.maximum(length - stop + last_token + 1, 0)
-    if IS_PART:
-        end = tl.load(num_keys + tl.maximum(last_token, 0))
-    begin = _first_key(length - stop + first_token, reach, RULE)
+    end = tl.maximum(_last_key(last_token, last_token >= 0, before, num_keys, IS_PART) + 1, 0)
+    begin = _first_key(before + first_token, reach, RULE)
     per_split = (end - begin + KEYS * SPLITS - 1) // (KEYS * SPLITS) * KEYS
     first = begin + split * per_split
     last = tl.minimum(first + per_split, end)
@@ -215,22 +227,16 @@ def _attend(
         values *= tl.load(v_scale + kv_head)
     # With one token per tile, a token that belongs to no row (padding) becomes zero.
     is_written = is_query if TOKENS > 1 else queries < GROUP
-    num_heads = GROUP * tl.num_programs(1)
-    places = (tokens.to(tl.int64) * num_heads + heads) * SPLITS + split
+    places = (tokens.to(tl.int64) * GROUP * tl.num_programs(1) + heads) * SPLITS + split
     if SPLITS == 1:
         if IS_PART:
-            tl.store(
-                lse + places,
-                (maximum + tl.log2(tl.where(total == 0, 1.0, total))) / LOG2_E,
-                mask=is_written,
-            )
+            tl.store(lse + places, _log(maximum, total), mask=is_written)
         values = values / tl.where(total == 0, 1.0, total)[:, None]
     else:
         tl.store(maxima + places, maximum, mask=is_written)
         tl.store(sums + places, total, mask=is_written)
-    out_at = out + places[:, None] * DV + value_channels[None, :]
     tl.store(
-        out_at,
+        out + places[:, None] * DV + value_channels[None, :],
         values.to(out.dtype.element_ty),
         mask=is_written[:, None] & (value_channels < DV)[None, :],
     )
@@ -259,7 +265,7 @@ def _merge(
     at = parts + (place * SPLITS + splits)[:, None] * DV + channels[None, :]
     values = tl.sum(tl.load(at, mask=(channels < DV)[None, :], other=0) * shrink[:, None], axis=0)
     if IS_PART:
-        tl.store(lse + place, (largest + tl.log2(tl.where(total == 0, 1.0, total))) / LOG2_E)
+        tl.store(lse + place, _log(largest, total))
     merged = values / tl.where(total == 0, 1.0, total)
     tl.store(out + place * DV + channels, merged.to(out.dtype.element_ty), mask=channels < DV)
 
