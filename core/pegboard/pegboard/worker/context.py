@@ -112,8 +112,8 @@ class Context:
         ):
             if is_there:
                 raise ConfigError(
-                    f"the attention of layer {layer.layer_index} has {what}, which cannot be computed "
-                    "where ranks share out tokens; set decode_context_parallel_size and "
+                    f"layer {layer.layer_index} has {what}, which cannot be computed where ranks "
+                    "share out tokens; set decode_context_parallel_size and "
                     "prefill_context_parallel_size to 1"
                 )
         return replace(layer, num_heads=layer.num_heads * self.heads.size, is_part=True)
@@ -168,6 +168,6 @@ class Context:
         beside = self.tokens.collective.all_gather(part.flatten(1))
         parts = self.rows.part(beside).view(-1, self.tokens.size, *part.shape[1:])
         num_heads = part.shape[1] // self.heads.size
-        own = parts[:, :, num_heads * self.heads.rank :][:, :, :num_heads]
-        weights = own[..., -1:].softmax(1)
-        return (own[..., :-1] * weights).sum(1)
+        parts = parts[:, :, num_heads * self.heads.rank :][:, :, :num_heads]
+        weights = parts[..., -1:].softmax(1)
+        return (parts[..., :-1] * weights).sum(1)
