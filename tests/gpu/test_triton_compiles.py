@@ -45,21 +45,23 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             "RULE": "window" if rows == 2 else "chunk",
             "HAS_SINKS": True,
             "HAS_SOFT_CAP": rows == 2,
+            "IS_PART": rows == 2,
             "STORED": stored,
         }
         types = (
             f"q *bf16, k_cache v_cache {'*u8' if stored else '*bf16'}, k_scale v_scale sinks *fp32"
         )
         types += (
-            ", block_table query_start_loc seq_lens *i32, maxima sums *fp32, scale soft_cap fp32"
+            ", block_table query_start_loc seq_lens num_keys *i32, maxima sums lse *fp32"
+            ", scale soft_cap fp32"
         )
         types += ", out *fp32" if tiles.splits > 1 else ", out *bf16"
         found.append((attention._attend, types, constants, tiles.warps))
     found.append(
         (
             attention._merge,
-            "parts maxima sums *fp32, out *bf16",
-            {"DV": WIDTH, "PAD_DV": WIDTH, "SPLITS": 8},
+            "parts maxima sums lse *fp32, out *bf16",
+            {"DV": WIDTH, "PAD_DV": WIDTH, "IS_PART": True, "SPLITS": 8},
             4,
         )
     )

@@ -29,6 +29,7 @@ NEEDS_EXTRA = {
     ("pegboard", "options"): ("pegboard.plugins.options",),
     ("pegboard-testing", "torch"): (
         "pegboard_testing.fake_collective",
+        "pegboard_testing.key_parts",
         "pegboard_testing.authoring.formats_page",
         "pegboard_testing.authoring.generate",
         "pegboard_testing.contract_attention",

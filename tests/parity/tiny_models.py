@@ -109,11 +109,14 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
     return LLM(str(directory), **{**chosen, **settings, **DIVIDED})
 
 
-def divide(monkeypatch: pytest.MonkeyPatch, count: int = 1, stages: int = 1) -> None:
+def divide(
+    monkeypatch: pytest.MonkeyPatch, count: int = 1, stages: int = 1, **settings: Any
+) -> None:
     """Divide the models of `open_llm` among ranks that are threads of this process: into pipeline
-    stages, each of them with `count` ranks."""
-    monkeypatch.setitem(DIVIDED, "tensor_parallel_size", count)
-    monkeypatch.setitem(DIVIDED, "pipeline_parallel_size", stages)
+    stages, each of them with `count` ranks. settings: more of the engine's settings."""
+    sizes = {"tensor_parallel_size": count, "pipeline_parallel_size": stages, **settings}
+    for name, value in sizes.items():
+        monkeypatch.setitem(DIVIDED, name, value)
     make = Registry.build
 
     def make_part(registry: Registry, entry: Any, setup: object) -> Any:

@@ -57,7 +57,7 @@ class LatentAttention(Layer):
         self.latent = Latent(index=index)
         self.pairs = pairs
         self.whole_heads = num_heads
-        self.heads, _ = build.tensor.heads(num_heads, 1)
+        self.heads, _ = build.tensor.attention_heads(num_heads, 1)
         self.num_heads = self.heads[1] - self.heads[0]
         self.rank = rank
         self.nope_dim = nope_dim

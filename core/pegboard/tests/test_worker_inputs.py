@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pegboard.data.batch import CSR, Batch, BlockDelta, Logprobs, NewRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
+from pegboard.layers.shards import Group
+from pegboard.worker.context import Context
 from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
 
@@ -19,6 +22,9 @@ ROWS = 4
 CAPACITY = 40
 MAX_DRAFTS = 2
 SPEC = KVCacheSpec(tensors=(KVTensor("k", (1,), "float32"),))
+SHARED = replace(SPEC, ranks=3)
+CONTEXT = Context(Group(1, 3), run=2)
+"""The second of three ranks, which have two of six tokens each. It has them in the last group."""
 
 
 @dataclass
@@ -29,21 +35,23 @@ class Row:
     num_prompt: int
     num_computed: int = 0
     kinds: list[int] = field(default_factory=list)
-    tables: list[list[int]] = field(default_factory=lambda: [[], []])
+    tables: list[list[int]] = field(default_factory=lambda: [[], [], []])
 
 
 class Twin:
     """Runs random steps through RowState and InputBuilder, and does the same with lists."""
 
-    def __init__(self, sizes: tuple[int, int] = (4, 2)) -> None:
-        plan = KVPlan(
-            tuple(KVGroup((i,), SPEC, size) for i, size in enumerate(sizes)), 999, 1, sizes[0]
+    def __init__(self) -> None:
+        self.sizes = (4, 2, 12)
+        groups = tuple(
+            KVGroup((i,), spec, size)
+            for i, (spec, size) in enumerate(zip((SPEC, SPEC, SHARED), self.sizes, strict=True))
         )
-        self.sizes = sizes
+        plan = KVPlan(groups, 999, 1, 4)
         self.plan = plan
         self.state = RowState(ROWS, CAPACITY, plan, ["kinds"])
         self.builder = InputBuilder(
-            plan, max_tokens=200, max_rows=ROWS, state=self.state, device="cpu"
+            plan, max_tokens=200, max_rows=ROWS, state=self.state, device="cpu", context=CONTEXT
         )
         self.rows: dict[int, Row] = {}
         self.next_block = 1
@@ -201,6 +209,11 @@ def test_inputs_equal_the_same_made_by_hand(data: st.DataObject) -> None:
             )
 
 
+def stored_of(num_tokens: int) -> list[int]:
+    """Return which of the first tokens the rank of CONTEXT has."""
+    return [position for position in range(num_tokens) if position // 2 % 3 == 1]
+
+
 def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]]) -> None:
     ids = []
     kinds = []
@@ -208,7 +221,8 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
     index = []
     drafts = []
     offsets = [0]
-    slots: list[list[int]] = [[], []]
+    slots: list[list[int]] = [[], [], []]
+    visible = []
     for number, count, proposed in order:
         row = twin.rows[number]
         span = range(row.num_computed, row.num_computed + count + len(proposed))
@@ -216,8 +230,15 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
         ids += [full[p] for p in span]
         kinds += [row.kinds[p] if p < len(row.kinds) else 0 for p in span]
         positions += span
-        for g, size in enumerate(twin.sizes):
+        for g, size in enumerate(twin.sizes[:2]):
             slots[g] += [row.tables[g][p // size] * size + p % size for p in span]
+        for p in span:
+            stored = stored_of(p)
+            is_here = p // 2 % 3 == 1
+            slots[2].append(
+                row.tables[2][len(stored) // 4] * 4 + len(stored) % 4 if is_here else -1
+            )
+            visible.append(len(stored) + is_here)
         if row.num_computed + count == len(row.tokens):
             index += range(len(ids) - len(proposed) - 1, len(ids))
             drafts += proposed
@@ -247,7 +268,14 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
             twin.rows[number].num_computed + count + len(proposed)
             for number, count, proposed in order
         ]
-        assert seen.seq_lens.tolist() == ends + [0] * more_rows
+        lens = [len(stored_of(end)) for end in ends] if g == 2 else ends
+        assert seen.seq_lens.tolist() == lens + [0] * more_rows
+        if g == 2:
+            assert seen.num_keys is not None and seen.num_keys_cpu is not None
+            assert seen.num_keys.tolist() == visible + [0] * more
+            assert seen.num_keys_cpu.tolist() == visible + [0] * more
+        else:
+            assert seen.num_keys is None and seen.num_keys_cpu is None
         assert not seen.block_table[num_rows:].any()
         for place, (number, _, _) in enumerate(order):
             table = twin.rows[number].tables[g]

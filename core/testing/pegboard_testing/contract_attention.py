@@ -37,8 +37,9 @@ from pegboard.interfaces.attention import (
 from pegboard.interfaces.spec import Multiple, unmet
 from pegboard.worker import memory
 from pegboard_testing.fake_limits import fake_limits
+from pegboard_testing.key_parts import Share, joined
 
-FEATURES = ("window", "chunk", "sinks", "soft_cap")
+FEATURES = ("window", "chunk", "sinks", "soft_cap", "part")
 TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
 STORED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 """Types of the cache that only round. Others (int8 with scales) are for the backend's own tests."""
@@ -339,6 +340,19 @@ class Trial:
         return outputs
 
 
+class PartTrial(Trial):
+    """A trial of a rank that has a share of the tokens."""
+
+    def __init__(self, share: Share, contract: Tested, *args: Any) -> None:
+        super().__init__(contract, *args)
+        self.share = share
+
+    def inputs(
+        self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()
+    ) -> AttentionInputs:
+        return self.share.of(super().inputs(pieces, unstored), self.block_size)
+
+
 def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[list[Piece]]:
     """Yield steps that compute every row from its first to its last token, in chunks of random
     size. Each step takes some of the rows, decodes first."""
@@ -356,10 +370,11 @@ def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[l
 
 class AttentionContract:
     """Every attention backend passes these. Override `spec` and `backend`, and `device` if it does
-    not run on the CPU."""
+    not run on the CPU. long_row: tokens of a row that is long enough to be cut into ranges."""
 
     spec: AttentionSpec
     device = "cpu"
+    long_row = 800
 
     def backend(self, setup: AttentionSetup) -> AttentionBackend:
         """Return a new backend."""
@@ -446,6 +461,40 @@ class AttentionContract:
         assert {view.dtype for view in trial.views[0].values()} == {getattr(torch, stored)}
         for pieces in steps:
             self.check(trial, pieces, trial.step(pieces), self.rounding(stored))
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_parts_of_the_keys_give_the_whole(self, seed: int) -> None:
+        """Ranks that share out the tokens, in each type of the cache. Some have none of a row."""
+        if not self.can("part"):
+            return
+        rng = np.random.default_rng(800 + seed)
+        layers = [
+            replace(layer, window=None, chunk=None, sinks=None) for layer in self.random_layers(rng)
+        ]
+        size = int(rng.integers(2, 5))
+        run = int(rng.choice([1, 2, 5]))
+        block_size = int(rng.choice(self.some("block_size", [4, 16])))
+        stored = self.some("kv_dtype", [*TOLERANCES, "float8_e4m3fn"])
+        # long rows are cut into ranges, and rows with common blocks read them together
+        lengths = [1, 3, 40, self.long_row, int(rng.integers(1, 90))]
+        rest = (block_size, lengths, seed, "float32", stored[seed % len(stored)])
+        whole = Trial(self, layers, *rest)
+        parts = [
+            PartTrial(
+                Share(rank, size, run),
+                self,
+                [replace(layer, is_part=True) for layer in layers],
+                *rest,
+            )
+            for rank in range(size)
+        ]
+        for pieces in random_steps(rng, lengths):
+            of_ranks: list[Any] = [trial.step(pieces) for trial in parts]
+            outputs = {
+                layer.layer_index: joined([each[layer.layer_index] for each in of_ranks]).flatten(1)
+                for layer in layers
+            }
+            self.check(whole, pieces, outputs, self.rounding(rest[-1]))
 
     @pytest.mark.parametrize("stored", FLOAT8)
     @pytest.mark.parametrize("seed", range(3))

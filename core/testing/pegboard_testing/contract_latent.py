@@ -11,6 +11,7 @@ class TestMyLatentAttention(LatentContract):
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from pegboard.interfaces.attention import (
     AttentionBackend,
+    AttentionInputs,
     AttentionLayer,
     AttentionSetup,
     AttentionSpec,
@@ -36,6 +38,7 @@ from pegboard.interfaces.spec import unmet
 from pegboard.worker import memory
 from pegboard_testing.contract_attention import FLOAT8, Piece, Trial, nearest, random_steps
 from pegboard_testing.fake_limits import fake_limits
+from pegboard_testing.key_parts import Share, joined
 
 STORED = ("float32", "bfloat16", "float16", "fp8_ds_mla")
 TOLERANCE = 1e-4
@@ -213,6 +216,24 @@ class LatentTrial(Trial):
         return rank < top_k
 
 
+class PartLatentTrial(LatentTrial):
+    """A trial of a rank that has a share of the tokens."""
+
+    def __init__(self, share: Share, contract: LatentContract, *args: Any) -> None:
+        super().__init__(contract, *args)
+        self.share = share
+
+    def inputs(
+        self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()
+    ) -> AttentionInputs:
+        return self.share.of(super().inputs(pieces, unstored), self.block_size)
+
+    def taken(self, pieces: Sequence[Piece]) -> list[Tensor]:
+        q, q_rope, latent, k_rope = super().taken(pieces)
+        absorbed = torch.einsum("thn,hnc->thc", q, self.up_k)
+        return [torch.cat((absorbed, q_rope), -1), latent, k_rope]
+
+
 @st.composite
 def latent_layers(draw: st.DrawFn, heads: Sequence[int] = (1, 2, 5, 16, 40, 50)) -> AttentionLayer:
     sizes = {
@@ -274,6 +295,25 @@ class LatentContract:
             trial, [Piece(row, 0, length - 1) for row, length in enumerate(lengths) if length > 1]
         )
         self.check(trial, [Piece(row, length - 1, length) for row, length in enumerate(lengths)])
+
+    @pytest.mark.parametrize("stored", STORED)
+    def test_parts_of_the_keys_give_the_whole(self, stored: str) -> None:
+        """Ranks that share out the tokens. Some have none of a row."""
+        if unmet(self.spec.supports, {"part": True}):
+            pytest.skip("this backend needs all keys")
+        lengths = [1, 3, 40, 700, 20]
+        layer = latent_layer(6, 128, 16, 16, 24)
+        rest = (self.block_sizes[0], lengths, 12, stored)
+        whole = LatentTrial(self, layer, *rest)
+        part = replace(layer, is_part=True)
+        trials = [PartLatentTrial(Share(rank, 3, 2), self, part, *rest) for rank in range(3)]
+        for pieces in random_steps(np.random.default_rng(5), lengths):
+            of_ranks: list[Any] = [trial.run(pieces) for trial in trials]
+            sums = joined(of_ranks)
+            actual = torch.einsum("thc,hcv->thv", sums, whole.up_v).flatten(1)
+            expected = whole.wanted(pieces)
+            allowed = max(self.rounding(stored) * expected.std().item(), TOLERANCE)
+            torch.testing.assert_close(actual, expected, atol=allowed, rtol=TOLERANCE)
 
     @pytest.mark.parametrize("stored", STORED)
     def test_an_index_chooses_the_keys(self, stored: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import PYFUNCTYPE, addressof, c_int32, c_void_p, sizeof
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -130,6 +130,7 @@ class NativeAttention:
         plan.block_table = table.data_ptr()
         plan.table_stride = table.stride(0)
         plan.slot_mapping = inputs.slot_mapping.data_ptr()
+        plan.num_keys = None if inputs.num_keys is None else inputs.num_keys.data_ptr()
         self._fill(
             addressof(plan),
             self.num_threads,
@@ -140,8 +141,8 @@ class NativeAttention:
             self.most_pieces,
         )
 
-    def bind(self, layer: AttentionLayer) -> "Callable[..., Tensor]":
-        return NativeLayer(self, layer)
+    def bind(self, layer: AttentionLayer) -> Callable[..., Any]:
+        return (PartOfKeys if layer.is_part else NativeLayer)(self, layer)
 
     def cache(self, owner: int) -> Cache:
         """Return the addresses and strides of the cache of layer `owner`."""
@@ -176,7 +177,7 @@ class NativeLayer:
             self.cache.v_scale = layer.v_scale.data_ptr()
         self.stored = name_of_type(backend.views[owner]["k"])
 
-    def __call__(self, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor | None, v: Tensor | None) -> Any:
         turn: Turn | None = None
         if type(q) is Value:
             (q, k), turn = q.recorder.take_turn(q, k)
@@ -225,3 +226,20 @@ class NativeLayer:
             soft_cap=self.layer.soft_cap or 0.0,
             value_unit=unit,
         )
+
+
+class PartOfKeys(NativeLayer):
+    """A layer whose cache has a part of the keys (see `AttentionLayer`). It is not recorded."""
+
+    def __call__(self, q: Tensor, k: Tensor | None, v: Tensor | None) -> Any:
+        rows = rows_of(q)
+        calls = []
+        if k is not None:
+            reads = {"q": rows, "k": rows_of(k), "v": rows_of(v)}
+            calls.append(Call("rope_store", self._store_arguments(None, stores=True), reads, {}))
+        out = new(rows, rows.shape[1])
+        lse = new(rows, self.layer.num_heads)
+        writes = {"out": out, "lse": lse}
+        attend = Call("attend", self.attend_arguments(), {"q": rows}, writes, self)
+        submit(rows, *calls, attend)
+        return out.view(q.shape), lse

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof, c_float, c_int32, c_int64, c_void_p
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,6 +86,7 @@ class LatentArguments(Structure):
         *((name, c_int64) for name in ("q_stride", "out_stride")),
         ("plan", c_void_p),
         ("cache", LatentCache),
+        ("lse", c_void_p),
         ("chosen", c_void_p),
         ("chosen_stride", c_int64),
         *((name, c_int32) for name in ("num_heads", "top_k")),
@@ -125,8 +127,8 @@ class NativeLatentAttention(NativeAttention):
             tensors.append(KVTensor("index", (index.head_dim,), index_stored))
         return KVCacheSpec(tensors=tuple(tensors), retain=layer.retain)
 
-    def bind(self, layer: AttentionLayer) -> "Callable[..., Tensor]":
-        return NativeLatentLayer(self, layer)
+    def bind(self, layer: AttentionLayer) -> Callable[..., Any]:
+        return (PartOfLatents if layer.is_part else NativeLatentLayer)(self, layer)
 
 
 class NativeLatentLayer:
@@ -162,7 +164,7 @@ class NativeLatentLayer:
 
     def __call__(
         self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *index: Tensor
-    ) -> Tensor:
+    ) -> Any:
         turn: Turn | None = None
         if type(q) is Value:
             (q_rope, k_rope), turn = q.recorder.take_turn(q_rope, k_rope)
@@ -236,6 +238,28 @@ class NativeLatentLayer:
             num_heads=num_heads,
             type=type_of(weight),
         )
+
+
+class PartOfLatents(NativeLatentLayer):
+    """A layer whose cache has a part of the latents (see `AttentionLayer`). It is not recorded."""
+
+    def __call__(self, q: Tensor, latent: Tensor, k_rope: Tensor, *_: Tensor) -> Any:
+        rows = rows_of(q)
+        plan = addressof(self.backend.current)
+        num_heads = self.layer.num_heads
+        store = LatentStore(plan=plan, cache=self.cache)
+        attend = LatentArguments(
+            plan=plan, cache=self.cache, num_heads=num_heads, scale=self.layer.scale
+        )
+        out = new(rows, num_heads * self.rank)
+        lse = new(rows, num_heads)
+        reads = {"latent": rows_of(latent), "k_rope": rows_of(k_rope)}
+        submit(
+            rows,
+            Call("latent_store", store, reads, {}, self),
+            Call("attend_latent", attend, {"q": rows}, {"out": out, "lse": lse}, self),
+        )
+        return out.view(len(q), num_heads, -1), lse
 
 
 def has_index(layers: Sequence[AttentionLayer]) -> bool:

@@ -220,6 +220,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pipeline_parallel_size: Annotated[
         int, doc("Number of pipeline stages that the layers are split into", least=1)
     ] = 1
+    decode_context_parallel_size: Annotated[
+        int,
+        doc(
+            "Number of ranks that share out the tokens of the KV cache, among those of "
+            "tensor_parallel_size that hold the same KV head",
+            least=1,
+        ),
+    ] = 1
+    prefill_context_parallel_size: Annotated[
+        int,
+        doc("Number of ranks that share out the rows of a step and the KV cache", least=1),
+    ] = 1
+    cp_kv_cache_interleave_size: Annotated[
+        int,
+        doc(
+            "Number of consecutive tokens on one of the ranks that share out the KV cache", least=1
+        ),
+    ] = 1
     nnodes: Annotated[
         int, doc("Number of hosts that the ranks are on, equally many on each", least=1)
     ] = 1
@@ -360,7 +378,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def num_ranks(self) -> int:
         """Ranks that the model is divided among."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.ranks_of_stage * self.pipeline_parallel_size
+
+    @property
+    def ranks_of_stage(self) -> int:
+        """Ranks of a pipeline stage."""
+        return self.tensor_parallel_size * self.prefill_context_parallel_size
 
 
 class StructuredOutputsConfig(

@@ -82,7 +82,7 @@ def _build(registry: Registry, plan: EnginePlan, in_program: bool) -> Engine:
     numbers = executor.call("memory")
     room_bytes = min(_room_bytes(config, rank["total"], rank["free"]) for rank in numbers)
     # no rank of a stage stores more than its first one
-    stages = ready[:: config.tensor_parallel_size]
+    stages = ready[:: config.ranks_of_stage]
     specs = [rank.kv_specs for rank in stages]
     kv_plan, limits = _fit_kv(plan, config, limits, specs, kv_bytes, room_bytes)
     layouts = [rank.kv_layout for rank in stages]
@@ -179,7 +179,7 @@ def choose_for_model(
     ranks = config.num_ranks
     names: set[str] = set()
     stages = []
-    for rank in range(0, ranks, config.tensor_parallel_size):
+    for rank in range(0, ranks, config.ranks_of_stage):
         place = Place(rank, ranks, rank, ranks)
         worker = Worker(registry, _worker_plan(registry, plan, config, limits), place)
         worker.declare()
@@ -216,7 +216,7 @@ def _executor_setup(
 ) -> ExecutorSetup:
     ranks = config.num_ranks
     worker_plan = _worker_plan(registry, plan, config, limits)
-    last_stage = range(ranks - config.tensor_parallel_size, ranks)
+    last_stage = range(ranks - config.ranks_of_stage, ranks)
     return ExecutorSetup(
         partial(make_worker, registry, worker_plan),
         ranks,
@@ -284,6 +284,9 @@ def _kv_identity(
         config.dtype,
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
+        config.decode_context_parallel_size,
+        config.prefill_context_parallel_size,
+        config.cp_kv_cache_interleave_size,
     ]
     stored = [layouts, kv_plan.groups, kv_plan.hash_block_size]
     return hashlib.sha256(

@@ -32,7 +32,8 @@ class AttentionSpec(Spec):
     latent: the types in which it can store the latents of latent attention, where kv_dtype does not
     count. sparse: True if it can choose keys by an index (see `SparseIndex`). encoder: True if it
     can compute layers whose tokens attend to those after them, where kv_dtype does not count (see
-    `AttentionLayer`). Keys and values are then stored in the compute type, if at all.
+    `AttentionLayer`). Keys and values are then stored in the compute type, if at all. part: True if
+    it can attend to a part of the keys (see `AttentionLayer`).
 
     flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of
     `AttentionInputs` and memory that `plan` fills in place.
@@ -53,6 +54,7 @@ class AttentionNeed(Need):
     soft_cap: bool = False
     sparse: bool = False
     encoder: bool = False
+    part: bool = False
     block_size: int | None = None
 
 
@@ -108,12 +110,14 @@ class KVTensor(msgspec.Struct, frozen=True):
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one layer stores. unit: it has one slot per "token" or one per "request"."""
+    """What one layer stores. unit: it has one slot per "token" or one per "request". ranks: of
+    which each stores an equal part of the tokens of a block. Core sets it."""
 
     tensors: tuple[KVTensor, ...]
     retain: Retain = Full()
     unit: Literal["token", "request"] = "token"
     block_size_multiple: int = 1
+    ranks: int = 1
 
     def slot_bytes(self) -> int:
         """Bytes of one slot over all tensors."""
@@ -127,6 +131,11 @@ class KVGroup(msgspec.Struct, frozen=True):
     layers: tuple[int, ...]
     spec: KVCacheSpec
     block_size: int
+
+    @property
+    def num_slots(self) -> int:
+        """Slots per block of a rank."""
+        return self.block_size // self.spec.ranks if self.spec.unit == "token" else 1
 
 
 class KVPlan(msgspec.Struct, frozen=True):
@@ -205,6 +214,12 @@ class AttentionLayer:
     cache stores k / k_scale, rounded to the nearest code, and the largest code for what is larger;
     a code means code · k_scale. Values likewise. They are written in place when weights are loaded,
     so a backend keeps the tensors and not their numbers.
+
+    is_part: the cache has only some of a request's tokens, and other ranks have the others (see
+    `AttentionInputs`). The bound attention returns (out [T, H, Dv], lse float32 [T, H]), where lse
+    is the log of the sum of exp(score) over these keys. Without keys it is −∞, and out is 0. With
+    `latent`, the callable is (q [T, H, C + R], latent [T, C], rotated part of the key [T, R]) →
+    (out [T, H, C], lse), where q is multiplied with up_k already, and out is not with up_v.
     """
 
     layer_index: int
@@ -223,6 +238,7 @@ class AttentionLayer:
     encoder: bool = False
     k_scale: "Tensor | None" = field(default=None, compare=False)
     v_scale: "Tensor | None" = field(default=None, compare=False)
+    is_part: bool = False
 
     @property
     def retain(self) -> Retain:
@@ -250,6 +266,10 @@ class AttentionInputs:
 
     query_start_loc: [B+1]. seq_lens: [B], in tokens, including those of this step. block_table: [B,
     max_blocks] int32. slot_mapping: [T] int64, block_id * block_size + offset; −1 = do not store.
+
+    If the cache has only a part of each request's tokens, seq_lens counts these. A token of the
+    step attends to the first `num_keys` of its request: int32 [T]. None = it attends to all tokens
+    up to itself.
     """
 
     num_rows: int
@@ -261,6 +281,8 @@ class AttentionInputs:
     block_table: "Tensor"
     block_table_cpu: "np.ndarray"
     slot_mapping: "Tensor"
+    num_keys: "Tensor | None" = None
+    num_keys_cpu: "np.ndarray | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Attention(Layer):
             )
         self.rope = rope
         self.whole_kv_heads = num_kv_heads
-        heads, self.kv_heads = build.tensor.heads(num_heads, num_kv_heads)
+        heads, self.kv_heads = build.tensor.attention_heads(num_heads, num_kv_heads)
         held = heads[1] - heads[0]
         name = f"{build.path}.sinks"
         self.sinks = (

@@ -4,7 +4,7 @@ of the layers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -27,12 +27,13 @@ class Group:
     """The ranks that divide the layers of a model. rank: of this one in the group. collective: None
     if there is one rank, or if nothing is computed (the model is only declared). placement: how the
     ranks share out whole experts, neighbors or in turn; None = each has a share of every expert's
-    channels."""
+    channels. same_keys: as many consecutive ranks must hold the same KV heads."""
 
     rank: int = 0
     size: int = 1
     collective: Collective | None = None
     placement: Placement | None = None
+    same_keys: int = 1
 
     def experts(self, count: int) -> range:
         """Return the experts of which this rank holds channels. Raises ModelError if whole experts
@@ -75,6 +76,21 @@ class Group:
         start, stop = holders[kv_head]
         first, last = dealt(each, stop - start)[self.rank - start]
         return (kv_head * each + first, kv_head * each + last), (kv_head, kv_head + 1)
+
+    def attention_heads(self, num_heads: int, num_kv_heads: int) -> tuple[Span, Span]:
+        """Return the same for an attention layer. Raises ModelError also if ranks that must hold
+        the same KV heads, and as many queries, do not."""
+        heads, kv_heads = self.heads(num_heads, num_kv_heads)
+        first = self.rank - self.rank % self.same_keys
+        for rank in range(first, first + self.same_keys):
+            others, others_kv = replace(self, rank=rank).heads(num_heads, num_kv_heads)
+            if others_kv != kv_heads or others[1] - others[0] != heads[1] - heads[0]:
+                raise ModelError(
+                    f"{num_heads} heads with {num_kv_heads} KV heads, divided among {self.size} "
+                    f"ranks, do not leave the same KV head and equally many queries to "
+                    f"{self.same_keys} ranks; use a smaller decode_context_parallel_size"
+                )
+        return heads, kv_heads
 
     def summed(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Return `call` plus the results of the other ranks."""

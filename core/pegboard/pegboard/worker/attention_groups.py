@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from pegboard.interfaces.attention import (
 from pegboard.interfaces.quantization import QuantizationMethod
 from pegboard.ops import StateRows
 from pegboard.plugins.registry import Registry
+from pegboard.worker.context import Context
 
 K_RANGE = 200.0
 V_RANGE = 100.0
@@ -54,8 +56,8 @@ class AttentionGroups:
 
     need, setup: what all layers have in common. need.kv_dtype: the type that the user wants stored;
     None = the type that the checkpoint's quantization method asks for, or else `plain_dtype`, the
-    type of weights that are not quantized. explicit: the backend that the user named. states: what
-    each state layer stores.
+    type of weights that are not quantized. explicit: the backend that the user named. context: the
+    ranks that share out the tokens. states: what each state layer stores.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class AttentionGroups:
         setup: AttentionSetup,
         plain_dtype: str,
         explicit: str | None,
+        context: Context,
         states: Mapping[int, KVCacheSpec] | None = None,
     ) -> None:
         self.states = dict(states or {})
@@ -74,6 +77,7 @@ class AttentionGroups:
         self.layers = layers
         self.need = need
         self.setup = setup
+        self.context = context
         dtypes = {
             i: quantization.kv_cache(layer) if layer.latent is None and not layer.encoder else None
             for i, layer in layers.items()
@@ -107,6 +111,7 @@ class AttentionGroups:
             sinks=layer.sinks is not None,
             soft_cap=layer.soft_cap is not None,
             encoder=layer.encoder,
+            part=self.context.divides(layer),
             sparse=layer.latent is not None and layer.latent.index is not None,
         )
         key = "+".join(f"{name}={value}" for name, value in need.wants().items())
@@ -122,9 +127,12 @@ class AttentionGroups:
             if layer.shares_kv_with is not None:
                 continue
             backend: Any = self.registry.load(self.entries[index])
-            specs[index] = expect(
-                backend.kv_spec(layer, self.stored[index]), KVCacheSpec, backend, "kv_spec"
+            part = self.context.as_part(layer)
+            spec = expect(
+                backend.kv_spec(part, self.stored[index]), KVCacheSpec, backend, "kv_spec"
             )
+            ranks = self.context.tokens.size if part.is_part else 1
+            specs[index] = msgspec.structs.replace(spec, ranks=ranks)
         return specs
 
     def layout(self) -> str:
@@ -150,6 +158,8 @@ class AttentionGroups:
 
     def not_replayed(self, pads: bool) -> str:
         """Return why steps of this model cannot be recorded; "" if they can. pads: see `Replay`."""
+        if self.context.tokens.size > 1:
+            return "the exchange between ranks that share out tokens cannot be replayed"
         if self.states and pads:
             return "layers with states cannot be replayed in padded steps"
         eager = {
@@ -182,12 +192,12 @@ class AttentionGroups:
                     )
                     members.setdefault(self.entries[index], []).append(scaled)
             for entry, attention_layers in members.items():
-                backend = self.registry.build(
-                    entry, replace(self.setup, layers=tuple(attention_layers))
-                )
-                backend.attach(views, group.block_size)
+                parts = [self.context.as_part(layer) for layer in attention_layers]
+                backend = self.registry.build(entry, replace(self.setup, layers=tuple(parts)))
+                backend.attach(views, group.num_slots)
                 self.backends.append((group_index, backend))
-                bound.update({layer.layer_index: backend.bind(layer) for layer in attention_layers})
+                for layer, part in zip(attention_layers, parts, strict=True):
+                    bound[layer.layer_index] = self.context.joined(layer, backend.bind(part))
         return bound
 
     def setting_scales(

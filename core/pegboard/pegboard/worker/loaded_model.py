@@ -140,6 +140,11 @@ class LoadedModel:
                 "are not transferred"
             )
             raise ConfigError(f"{reason}; remove spec_method and kv_connectors")
+        if declared.states and setup.ranks.context.rows.group.size > 1:
+            raise ConfigError(
+                "the model has layers with states, which depend on all rows before; set "
+                "prefill_context_parallel_size to 1"
+            )
         need = AttentionNeed(
             platform=setup.platform_name,
             dtype=setup.activations,
@@ -164,6 +169,7 @@ class LoadedModel:
             attention_setup,
             config.dtype,
             config.attention_backend,
+            setup.ranks.context,
             states,
         )
 
@@ -253,7 +259,8 @@ class LoadedModel:
         self.inputs = inputs
         before = self.setup.ranks.before
         entrance = Embed(self.model, inputs) if before is None else Receive(before, inputs)
-        self.stages = Stages(self.model, self.build, inputs, entrance, traits)
+        rows = self.setup.ranks.context.rows
+        self.stages = Stages(self.model, self.build, inputs, entrance, rows, traits)
         return self.stages
 
     def plan(self, inputs: StepInputs) -> None:

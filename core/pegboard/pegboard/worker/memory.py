@@ -83,7 +83,9 @@ def null_plan(specs: Mapping[int, KVCacheSpec], block_size: int) -> KVPlan:
     layers: dict[KVCacheSpec, list[int]] = {}
     for index, spec in specs.items():
         layers.setdefault(spec, []).append(index)
-    groups = tuple(KVGroup(tuple(indices), spec, block_size) for spec, indices in layers.items())
+    groups = tuple(
+        KVGroup(tuple(indices), spec, block_size * spec.ranks) for spec, indices in layers.items()
+    )
     num_bytes = max((sum(_layout(group)) * len(group.layers) for group in groups), default=0)
     return KVPlan(groups, 1, num_bytes, block_size)
 
@@ -170,9 +172,8 @@ def copy_blocks(
 
 def _layout(group: KVGroup) -> tuple[int, ...]:
     """Return the bytes per block of each tensor."""
-    slots = group.block_size if group.spec.unit == "token" else 1
-    return tuple(slots * tensor.slot_bytes() for tensor in group.spec.tensors)
+    return tuple(group.num_slots * tensor.slot_bytes() for tensor in group.spec.tensors)
 
 
 def _shape(tensor: KVTensor, group: KVGroup) -> tuple[int, ...]:
-    return (group.block_size, *tensor.shape) if group.spec.unit == "token" else tensor.shape
+    return (group.num_slots, *tensor.shape) if group.spec.unit == "token" else tensor.shape

@@ -85,6 +85,7 @@ class ModelRunner:
             max_rows=limits.max_num_seqs,
             state=self.state,
             device=parts.device,
+            context=parts.loaded.setup.ranks.context,
             copies=parts.copies,
             max_loras=limits.max_loras,
         )

@@ -3,8 +3,8 @@ is chosen for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pegboard.config.data_parallel import local_engine, local_engines
@@ -27,6 +27,7 @@ from pegboard.layers.shards import Group, Stage
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
+from pegboard.worker.context import Context, Rows, check_context
 from pegboard.worker.kernels import Kernels, choose_kernels
 
 if TYPE_CHECKING:
@@ -39,16 +40,20 @@ TIMEOUT_S = 300.0
 @dataclass(frozen=True)
 class Ranks:
     """How a rank is connected to the others. tensor: those that divide the layers of its stage.
+    context: those that share out the tokens of the KV cache.
     before, after: this rank with the one that holds the same share of the stage before it, and of
     the one after it. They are None if there is no such stage, or if nothing is computed."""
 
     tensor: Group = Group()
     stage: Stage = Stage()
+    context: Context = Context()
     before: Collective | None = None
     after: Collective | None = None
 
     def close(self) -> None:
-        for collective in (self.tensor.collective, self.before, self.after):
+        context = self.context
+        groups = (self.tensor, context.tokens, context.heads, context.rows.group)
+        for collective in (self.before, self.after, *(group.collective for group in groups)):
             if collective is not None:
                 collective.close()
 
@@ -76,6 +81,7 @@ def take_device(
     registry: Registry, config: EngineConfig, limits: Limits, place: Place
 ) -> WorkerSetup:
     """Take the device of a rank, and choose its kernels. Raises ConfigError or PluginError."""
+    check_context(config, limits.block_size)
     entry = registry.choose("platform", Need(), explicit=config.device).require()
     local_ranks = place.local_ranks * local_engines(config)
     local_rank = place.local_ranks * local_engine(config) + place.local_rank
@@ -99,7 +105,7 @@ def make_ranks(
     need = CollectiveNeed(platform=platform, hosts=hosts)
     entry = registry.choose("collective", need).require()
 
-    def connect(group: str, ranks: range) -> Collective | None:
+    def connect(group: str, ranks: Sequence[int]) -> Collective | None:
         if not place.address:
             return None
         member = ranks.index(place.rank)
@@ -111,19 +117,41 @@ def make_ranks(
 
 
 def groups_of(
-    config: EngineConfig, rank: int, connect: Callable[[str, range], Collective | None]
+    config: EngineConfig, rank: int, connect: Callable[[str, Sequence[int]], Collective | None]
 ) -> Ranks:
-    """Return the groups that a rank is in. The ranks of a stage have consecutive numbers. connect:
-    gets the name of a group and its ranks; None = nothing is computed."""
+    """Return the groups that a rank is in. The ranks of a stage have consecutive numbers, and so
+    have those of a tensor group. connect: gets the name of a group and its ranks; None = nothing is
+    computed."""
     size = config.tensor_parallel_size
-    number, member = divmod(rank, size)
+    of_stage = config.ranks_of_stage
+    number, member = divmod(rank, of_stage)
     stage = Stage(number, config.pipeline_parallel_size)
+
+    shared = config.decode_context_parallel_size
+
+    def group(name: str, ranks: Sequence[int]) -> Group:
+        collective = None if len(ranks) == 1 else connect(name, ranks)
+        return Group(ranks.index(rank), len(ranks), collective)
+
     # all ranks make their groups in this order
-    before = None if stage.is_first else connect("stages", range(rank - size, rank + 1, size))
-    after = None if stage.is_last else connect("stages", range(rank, rank + size + 1, size))
-    tensor = None if size == 1 else connect("tensor", range(number * size, (number + 1) * size))
+    before = (
+        None if stage.is_first else connect("stages", range(rank - of_stage, rank + 1, of_stage))
+    )
+    after = None if stage.is_last else connect("stages", range(rank, rank + of_stage + 1, of_stage))
+    tensor = group("tensor", range(rank - member % size, rank - member % size + size))
+    heads = range(rank - member % shared, rank - member % shared + shared)
+    start = number * of_stage
+    rows = range(start + member % size, start + of_stage, size)
+    tokens = [row + head - rank for row in rows for head in heads]
+    context = Context(
+        group("tokens", tokens),
+        group("heads", heads),
+        Rows(group("rows", rows)),
+        config.cp_kv_cache_interleave_size,
+    )
     placement = config.expert_placement_strategy if config.enable_expert_parallel else None
-    return Ranks(Group(member, size, tensor, placement), stage, before, after)
+    tensor = replace(tensor, placement=placement, same_keys=shared)
+    return Ranks(tensor, stage, context, before, after)
 
 
 def choose_sampler(setup: WorkerSetup) -> Entry:

@@ -21,6 +21,7 @@ from torch import Tensor
 from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.platform import Recording, Replay, Trait
 from pegboard.layers import Build
+from pegboard.worker.context import Rows
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 TRAITS: tuple[Trait, ...] = ("forward", "decode", "logits")
@@ -53,9 +54,9 @@ class Embed:
 
 
 class Stages:
-    """The stages of one bound model. entrance: where the rows of a step come from. traits: the
-    stages to record. taps: the hidden states of the last step at the depths `build.taps`, in that
-    order, [T, size]. They are valid until the next step."""
+    """The stages of one bound model. entrance: where the rows of a step come from. shared: how
+    ranks share them out. traits: the stages to record. taps: the hidden states of the last step
+    at the depths `build.taps`, in that order, [T, size]. They are valid until the next step."""
 
     def __init__(
         self,
@@ -63,12 +64,14 @@ class Stages:
         build: Build,
         inputs: InputBuilder,
         entrance: Entrance,
+        shared: Rows,
         traits: Sequence[Trait] = TRAITS,
     ) -> None:
         self.model = model
         self.build = build
         self.inputs = inputs
         self.entrance = entrance
+        self.shared = shared
         self.traits = traits
         self.taps: Sequence[Tensor] = ()
         self.pads = False
@@ -154,7 +157,7 @@ class Stages:
         if given is not None:
             rows = rows.index_copy(0, given[0], given[1].to(rows.dtype))
         if recording is None:
-            hidden = self.model.forward(rows, inputs.positions)
+            hidden = self.shared.compute(self.model.forward, rows, inputs.positions)
             self.width = expect(hidden, Tensor, self.model, "forward").shape[1]
             self.taps = self._tapped()
             return hidden

@@ -15,6 +15,7 @@ from pegboard.data.batch import Batch, NewRequest
 from pegboard.interfaces.attention import AttentionInputs, KVPlan, State
 from pegboard.interfaces.platform import Copies
 from pegboard.ops import AdapterRows
+from pegboard.worker.context import Context
 
 ON_DEVICE = -2
 """Replaces a sampled token that so far only the device knows."""
@@ -197,7 +198,8 @@ class InputBuilder:
     last_tokens: [R], the last sampled token of every row, on a device with separate memory. The
     next step reads it there, while the host still waits for its copy. has_adapters: some token of
     the step uses an adapter. Then `adapters` groups the tokens, and `head_adapters` the rows of the
-    output head.
+    output head. part_lens [B], num_keys [T]: `seq_lens` and `num_keys` of groups whose tokens are
+    shared out.
     """
 
     def __init__(
@@ -208,11 +210,13 @@ class InputBuilder:
         max_rows: int,
         state: RowState,
         device: str,
+        context: Context,
         copies: Copies | None = None,
         max_loras: int = 0,
     ) -> None:
         self.plan = plan
         self.state = state
+        self.context = context
         self.device = device
         self.copies = copies
         self.max_tokens = max_tokens
@@ -223,6 +227,9 @@ class InputBuilder:
         self.to_embed = [self.input_ids, *self.declared.values()]
         self.query_start_loc = self._buffer(max_rows + 1, dtype=torch.int32)
         self.seq_lens = self._buffer(max_rows, dtype=torch.int32)
+        self.has_parts = any(group.spec.ranks > 1 for group in plan.groups)
+        self.part_lens = self._buffer(max_rows, dtype=torch.int32)
+        self.num_keys = self._buffer(max_tokens, dtype=torch.int32)
         self.slots = [self._buffer(max_tokens) for _ in plan.groups]
         self.tables = [
             self._buffer(max_rows, table.shape[1], dtype=torch.int32)
@@ -287,6 +294,9 @@ class InputBuilder:
         for name, buffer in self.declared.items():
             buffer.array[:num_tokens] = state.declared[name][token_rows, positions]
         np.add(starts, counts, out=self.seq_lens.array[:num_rows], casting="same_kind")
+        if self.has_parts:
+            self.part_lens.array[:num_rows] = self.context.stored(self.seq_lens.array[:num_rows])
+            self.num_keys.array[:num_tokens] = self.context.stored(positions + 1)
         for index in range(len(self.plan.groups)):
             self._place(index, rows, token_rows, positions)
         if one_each and batch.samples.all():
@@ -352,7 +362,14 @@ class InputBuilder:
         group = self.plan.groups[index]
         table = self.state.block_tables[index]
         slots = self.slots[index].array[: len(positions)]
-        if group.spec.unit == "token":
+        if group.spec.ranks > 1:
+            blocks = positions // group.block_size
+            inside = self.context.stored(positions)
+            is_stored = self.num_keys.array[: len(positions)] > inside
+            inside -= blocks * group.num_slots
+            slots[:] = table[token_rows, blocks].astype(np.int64) * group.num_slots + inside
+            slots[~is_stored] = -1
+        elif group.spec.unit == "token":
             blocks, inside = np.divmod(positions, group.block_size)
             np.multiply(table[token_rows, blocks], group.block_size, out=slots, dtype=np.int64)
             slots += inside
@@ -374,6 +391,8 @@ class InputBuilder:
             buffer.array[num_tokens:tokens] = 0
         self.query_start_loc.array[num_rows + 1 : size + 1] = num_tokens
         self.seq_lens.array[num_rows:size] = 0
+        self.part_lens.array[num_rows:size] = 0
+        self.num_keys.array[num_tokens:tokens] = 0
         for slots, table in zip(self.slots, self.tables, strict=True):
             slots.array[num_tokens:tokens] = -1
             table.array[num_rows:size] = 0
@@ -391,7 +410,11 @@ class InputBuilder:
         seq_lens = self.seq_lens.sent(rows)
         max_seq_len = int(self.seq_lens.array[:rows].max())
         groups = []
+        part_lens = self.part_lens.sent(rows) if self.has_parts else seq_lens
+        num_keys = self.num_keys.sent(tokens) if self.has_parts else None
         for index, (slots, tables) in enumerate(zip(self.slots, self.tables, strict=True)):
+            is_part = self.plan.groups[index].spec.ranks > 1
+            lens = self.part_lens if is_part else self.seq_lens
             width = tables.array.shape[1] if padded else self._width(index, max_seq_len)
             groups.append(
                 AttentionInputs(
@@ -399,11 +422,13 @@ class InputBuilder:
                     num_tokens=num_tokens,
                     query_start_loc=query_start_loc,
                     query_start_loc_cpu=self.query_start_loc.array[: rows + 1],
-                    seq_lens=seq_lens,
-                    seq_lens_cpu=self.seq_lens.array[:rows],
+                    seq_lens=part_lens if is_part else seq_lens,
+                    seq_lens_cpu=lens.array[:rows],
                     block_table=tables.sent(rows, width),
                     block_table_cpu=tables.array[:rows, :width],
                     slot_mapping=slots.sent(tokens),
+                    num_keys=num_keys if is_part else None,
+                    num_keys_cpu=self.num_keys.array[:tokens] if is_part else None,
                 )
             )
         none = self.one_each[:0]

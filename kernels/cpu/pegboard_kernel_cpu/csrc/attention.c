@@ -39,7 +39,7 @@ INLINE int64_t token_of(const Tile *t, const Item *item, int index) {
 
 INLINE int position_of(const Tile *t, const Item *item, int64_t token, int index) {
     int row = t->members ? t->members[index] : item->row;
-    return t->a->plan->seq_lens[row] - (int)(t->a->plan->query_start_loc[row + 1] - token);
+    return position_in(t->a->plan, row, token);
 }
 
 #if defined(__AVX512BF16__)
@@ -289,7 +289,8 @@ INLINE float *partial_of(const AttendArguments *a, int partial, int kv_head, int
     return a->plan->partials + place * a->plan->partial_stride + (int64_t)index * (a->cache.head_dim + 2);
 }
 
-/* Copy the results of the item's rows [base, base + num_rows) to the output. They are in the memory of the queries. */
+/* Copy the results of the item's rows [base, base + num_rows) to the output. They are in the memory of the queries, and the
+ * logarithms of their totals are in `top`. */
 static void deliver(const Tile *t, const Item *item, int base) {
     const AttendArguments *a = t->a;
     const int64_t dim = t->dim, columns = a->num_heads * dim;
@@ -299,6 +300,8 @@ static void deliver(const Tile *t, const Item *item, int base) {
         int64_t token = token_of(t, item, (base + row) / t->group);
         int64_t first = (t->kv_head * t->group + in_group) * dim;
         if (a->out) memcpy(a->out + token * a->out_stride + first, t->q + row * dim, count * dim * sizeof(float));
+        float *lse = a->lse ? a->lse + token * a->num_heads + t->kv_head * t->group + in_group : NULL;
+        for (int i = 0; lse && i < count; i++) lse[i] = t->top[row + i] / LOG2E;
         if (is_wanted(&a->to)) quantize_part(t->q + row * dim, &a->to, columns, token, first, count * dim);
     }
 }
@@ -311,6 +314,7 @@ static void finish(Tile *t, const Item *item, int base) {
         if (item->num_splits == 1) {
             float *to = t->q + row * t->dim, inverse = t->total[row] > 0 ? t->unit / t->total[row] : 0;
             for (int d = 0; d < t->dim; d++) to[d] = from[d] * inverse;
+            t->top[row] += log2f(t->total[row]);
         } else {
             int before = item->num_members && item->member >= 0 ? item->member * t->group : 0;
             float *to = partial_of(t->a, item->partial + item->split, t->kv_head, before + base + row);
@@ -326,7 +330,7 @@ static void merge(Tile *t, const Item *item, int base) {
     for (int row = 0; row < t->num_rows; row++) {
         const float *first = partial_of(t->a, item->partial, t->kv_head, base + row);
         const int64_t step = t->a->plan->partial_stride * t->a->cache.num_kv_heads;
-        merge_splits(first, step, item->num_splits, t->dim, t->unit, t->q + row * t->dim);
+        t->top[row] = merge_splits(first, step, item->num_splits, t->dim, t->unit, t->q + row * t->dim);
     }
     deliver(t, item, base);
 }

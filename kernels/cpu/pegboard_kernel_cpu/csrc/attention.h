@@ -44,6 +44,7 @@ typedef struct {
     const int32_t *query_start_loc, *seq_lens, *block_table;
     int64_t table_stride;
     const int64_t *slot_mapping; /* -1 = do not store */
+    const int32_t *num_keys; /* [T]: how many keys of its row each token attends to; NULL = those up to itself */
     float *partials; /* [partial][KV head][row of the tile][head_dim + 2] */
     int64_t partial_stride; /* floats per partial and KV head */
     atomic_int *finished; /* [merge][KV head], zero between steps */
@@ -75,6 +76,7 @@ typedef struct {
     int64_t q_stride, out_stride;
     const Plan *plan;
     Cache cache;
+    float *lse; /* [T][heads], the logarithm of the sum of exp(score); NULL = not wanted */
     const float *sinks; /* [heads], scores of a key whose value is zero; NULL = none */
     int32_t num_heads, window, chunk; /* 0 = none; a window includes the token itself, chunks start at multiples of their size;
                                          * chunk ENCODER: tokens attend to those after them, too, and a window is half before
@@ -87,6 +89,12 @@ typedef struct {
 INLINE int minimum(int a, int b) { return a < b ? a : b; }
 INLINE int is_float8(int type) { return type == E4M3 || type == E5M2; }
 INLINE int maximum(int a, int b) { return a > b ? a : b; }
+
+/* Return the position of a token of a row among the keys of this row: it attends to no later ones. */
+INLINE int position_in(const Plan *plan, int row, int64_t token) {
+    if (plan->num_keys) return plan->num_keys[token] - 1;
+    return plan->seq_lens[row] - (int)(plan->query_start_loc[row + 1] - token);
+}
 
 /* Return the first position that the token at `position` attends to. */
 INLINE int first_key(int position, int window, int chunk) {
@@ -137,8 +145,8 @@ INLINE void turn(float *head, const float *cos, const float *sin, int n, int pai
 }
 
 /* Merge the results of a row for num_splits ranges of keys, each [dim], followed by the maximum of its scores and the total of its
- * weights. They are `step` floats apart. */
-INLINE void merge_splits(const float *first, int64_t step, int num_splits, int dim, float unit, float *to) {
+ * weights. They are `step` floats apart. Return the logarithm to base 2 of the sum of all weights. */
+INLINE float merge_splits(const float *first, int64_t step, int num_splits, int dim, float unit, float *to) {
     float top = -INFINITY, total = 0;
     for (int split = 0; split < num_splits; split++) top = fmaxf(top, first[split * step + dim]);
     memset(to, 0, dim * sizeof(float));
@@ -148,7 +156,9 @@ INLINE void merge_splits(const float *first, int64_t step, int num_splits, int d
         total += from[dim + 1] * weight;
         for (int d = 0; d < dim; d++) to[d] += from[d] * weight;
     }
-    for (int d = 0; d < dim; d++) to[d] = to[d] / total * unit;
+    if (total > 0)
+        for (int d = 0; d < dim; d++) to[d] = to[d] / total * unit;
+    return top + log2f(total);
 }
 
 #if defined(__AVX512BF16__)

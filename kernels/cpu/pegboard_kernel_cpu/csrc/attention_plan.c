@@ -70,11 +70,11 @@ static int find_family(Work *w, int row) {
  * and end with its last token. */
 static void add_row(Work *w, int row) {
     const Plan *plan = w->plan;
-    int num_tokens = plan->query_start_loc[row + 1] - plan->query_start_loc[row], known = plan->seq_lens[row] - num_tokens;
+    int start = plan->query_start_loc[row], num_tokens = plan->query_start_loc[row + 1] - start;
     for (int first = 0; first < num_tokens; first += w->tile) {
-        int count = minimum(w->tile, num_tokens - first);
-        int from = first_key(known + first, w->window, w->chunk) / KEY_STEP * KEY_STEP;
-        add_item(w, row, first, count, from, stop_key(known + first + count - 1, w->window, w->chunk, plan->seq_lens[row]));
+        int count = minimum(w->tile, num_tokens - first), last = position_in(plan, row, start + first + count - 1);
+        int from = first_key(position_in(plan, row, start + first), w->window, w->chunk) / KEY_STEP * KEY_STEP;
+        add_item(w, row, first, count, from, stop_key(last, w->window, w->chunk, plan->seq_lens[row]));
     }
 }
 
@@ -135,7 +135,7 @@ EXPORT void attention_plan(Plan *plan, int32_t num_threads, int32_t num_kv_heads
     for (int64_t i = 0; i < num_tiles; i++) {
         Item whole = plan->items[i];
         int keys = whole.key_stop - whole.key_first, is_shared = whole.num_members > 0;
-        int splits = num_threads > 1 ? minimum((int)ceilf(whole.work / fair), keys / MIN_SPLIT) : 1;
+        int splits = num_threads > 1 && keys ? minimum((int)ceilf(whole.work / fair), keys / MIN_SPLIT) : 1;
         kept -= 2 * is_shared;
         int room = most_splits - partial - kept - is_shared;
         if (splits > room) splits = is_shared ? room : 1;

@@ -39,7 +39,7 @@ static void load_queries(Tile *t, const Item *item, int base) {
         float *to = t->q + row * t->dim;
         for (; d + LANES <= t->dim; d += LANES) store(to + d, load(from + d) * scale);
         for (; d < t->dim; d++) to[d] = from[d] * scale[0];
-        t->position[row] = a->plan->seq_lens[of] - (int)(a->plan->query_start_loc[of + 1] - token);
+        t->position[row] = position_in(a->plan, of, token);
         t->top[row] = -INFINITY, t->total[row] = 0;
     }
     memset(t->out, 0, (size_t)t->num_rows * t->rank * sizeof(float));
@@ -147,6 +147,11 @@ INLINE float *partial_of(const LatentArguments *a, int partial, int index) {
     return a->plan->partials + partial * a->plan->partial_stride + (int64_t)index * (a->cache.rank + 2);
 }
 
+/* Store the logarithm of the total of a row. log2: to base 2. */
+INLINE void note_total(const Tile *t, const Item *item, int index, float log2) {
+    if (t->a->lse) t->a->lse[token_of(t, item, index / t->num_heads) * t->num_heads + index % t->num_heads] = log2 / LOG2E;
+}
+
 INLINE float *result_of(const Tile *t, const Item *item, int index) {
     return t->a->out + token_of(t, item, index / t->num_heads) * t->a->out_stride + (int64_t)(index % t->num_heads) * t->rank;
 }
@@ -160,8 +165,9 @@ static void finish(Tile *t, const Item *item, int base) {
         if (t->rounds) order_channels(from, t->rank, t->q), from = t->q;
 #endif
         if (item->num_splits == 1) {
-            float *to = result_of(t, item, base + row), inverse = 1.0f / t->total[row];
+            float *to = result_of(t, item, base + row), inverse = t->total[row] > 0 ? 1.0f / t->total[row] : 0;
             for (int d = 0; d < t->rank; d++) to[d] = from[d] * inverse;
+            note_total(t, item, base + row, t->top[row] + log2f(t->total[row]));
         } else {
             float *to = partial_of(t->a, item->partial + item->split, before + base + row);
             memcpy(to, from, t->rank * sizeof(float));
@@ -195,8 +201,8 @@ EXPORT void attend_latent(const Step *step, Worker *worker, const void *argument
         if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) != item->pieces - 1) continue;
         t.members = members;
         for (int row = 0, rows = (members ? item->num_members : item->count) * t.num_heads; row < rows; row++)
-            merge_splits(partial_of(a, item->partial, row), plan->partial_stride, item->num_splits, t.rank, 1,
-                         result_of(&t, item, row));
+            note_total(&t, item, row, merge_splits(partial_of(a, item->partial, row), plan->partial_stride, item->num_splits,
+                                                   t.rank, 1, result_of(&t, item, row)));
         atomic_store_explicit(finished, 0, memory_order_relaxed);
     }
 }

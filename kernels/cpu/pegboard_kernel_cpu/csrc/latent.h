@@ -67,6 +67,7 @@ typedef struct {
     int64_t q_stride, out_stride;
     const Plan *plan;
     LatentCache cache;
+    float *lse; /* see AttendArguments */
     const int32_t *chosen; /* [T][top_k], see latent_index.c; NULL = a query attends to all keys */
     int64_t chosen_stride;
     int32_t num_heads, top_k;

@@ -4,6 +4,7 @@ attention."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from pegboard.interfaces.attention import (
     KVView,
 )
 from pegboard_attention_cpu.latent import LatentLayer, latent_tensor
+from pegboard_attention_cpu.part import PartOfKeys
 from pegboard_attention_cpu.plan import Bucket, Chunk, Plan, make_plan
 from pegboard_attention_cpu.sparse import Chooser, index_tensors
 
@@ -109,7 +111,7 @@ class CPUPagedAttention:
         assert self.current is not None, "call plan() before the forward"
         return self.current
 
-    def bind(self, layer: AttentionLayer) -> Callable[..., Tensor]:
+    def bind(self, layer: AttentionLayer) -> Callable[..., Any]:
         """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
         if layer.latent is not None:
             view = self.views[layer.layer_index]
@@ -123,9 +125,12 @@ class CPUPagedAttention:
                     self.value_scratch.gather,
                 )
             gather = self.key_scratch.gather
-            return LatentLayer(
+            latents = LatentLayer(
                 layer, cache, writer(cache), self._planned, attention_of(layer), gather, chooser
             )
+            if layer.is_part:
+                return PartOfKeys(layer, self._planned, latents.store, latents.keys_and_values)
+            return latents
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         k_cache = self.views[owner]["k"]
         v_cache = self.views[owner]["v"]
@@ -136,12 +141,25 @@ class CPUPagedAttention:
         chunk_attention = _chunk_attention(layer)
         width = layer.num_heads * (layer.value_dim or layer.head_dim)
 
-        def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-            plan = self._planned()
+        def store(plan: Plan, k: Tensor | None, v: Tensor | None) -> None:
             if k is not None and v is not None:
                 own_k, own_v = (k, v) if plan.stored is None else (k[plan.stored], v[plan.stored])
                 write_k(plan.slots, as_bytes(rounded(own_k, stored, layer.k_scale)))
                 write_v(plan.slots, as_bytes(rounded(own_v, stored, layer.v_scale)))
+
+        def read(
+            blocks: Tensor, dtype: torch.dtype, unseen: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
+            keys = self.key_scratch.gather(k_cache, blocks, unseen).flatten(0, 1).to(dtype)
+            values = self.value_scratch.gather(v_cache, blocks, unseen).flatten(0, 1).to(dtype)
+            return _scaled(keys, layer.k_scale), _scaled(values, layer.v_scale)
+
+        if layer.is_part:
+            return PartOfKeys(layer, self._planned, store, read)
+
+        def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+            plan = self._planned()
+            store(plan, k, v)
             out = torch.empty(q.shape[0], width, dtype=q.dtype)
             for bucket in plan.buckets:
                 result = bucket_attention(q, k_cache, v_cache, bucket)

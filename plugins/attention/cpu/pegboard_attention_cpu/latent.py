@@ -107,6 +107,18 @@ class LatentLayer:
         plan = self.plan()
         if self.chooser is not None:
             self.chooser.store(plan, *index)
+        self.store(plan, latent, k_rope)
+        out = torch.empty(q.shape[0], self.num_heads * self.up_v.shape[2], dtype=q.dtype)
+        for bucket in plan.buckets:
+            tokens = slice(bucket.num_rows) if bucket.tokens is None else bucket.tokens
+            out[tokens] = self._absorbed(q[tokens], q_rope[tokens], bucket)
+        for chunk in plan.chunks:
+            tokens = slice(chunk.start, chunk.stop)
+            out[tokens] = self._expanded(q[tokens], q_rope[tokens], chunk)
+        return out
+
+    def store(self, plan: Plan, latent: Tensor, k_rope: Tensor) -> None:
+        """Write the latents [T, C] and rotated parts [T, R] of a step."""
         if plan.stored is not None:
             latent = latent[plan.stored]
             k_rope = k_rope[plan.stored]
@@ -116,14 +128,14 @@ class LatentLayer:
             else torch.cat((latent, k_rope), 1).to(self.cache.dtype)
         )
         self.write(plan.slots, new)
-        out = torch.empty(q.shape[0], self.num_heads * self.up_v.shape[2], dtype=q.dtype)
-        for bucket in plan.buckets:
-            tokens = slice(bucket.num_rows) if bucket.tokens is None else bucket.tokens
-            out[tokens] = self._absorbed(q[tokens], q_rope[tokens], bucket)
-        for chunk in plan.chunks:
-            tokens = slice(chunk.start, chunk.stop)
-            out[tokens] = self._expanded(q[tokens], q_rope[tokens], chunk)
-        return out
+
+    def keys_and_values(
+        self, blocks: Tensor, dtype: torch.dtype, unseen: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens of these blocks as one head's keys [n, 1, C + R] and values [n, 1,
+        C]."""
+        keys = self._read(blocks, dtype, unseen).unsqueeze(1)
+        return keys, keys[..., : self.rank]
 
     def _read(self, blocks: Tensor, dtype: torch.dtype, unseen: Tensor | None = None) -> Tensor:
         """Return the tokens of these blocks: [n, C + R]. unseen: see `Scratch.gather`."""

@@ -62,6 +62,7 @@ def make_plan(inputs: AttentionInputs, block_size: int, rules: set[Retain]) -> P
     """Make the plan of a step, with numpy on the host and a few small tensors. rules:
     `AttentionLayer.retain` of the layers."""
     starts = inputs.query_start_loc_cpu
+    num_keys = inputs.num_keys_cpu
     seq_lens = inputs.seq_lens_cpu
     tables = inputs.block_table_cpu
     query_lens = np.diff(starts)
@@ -84,6 +85,7 @@ def make_plan(inputs: AttentionInputs, block_size: int, rules: set[Retain]) -> P
             tables[row],
             block_size,
             rules,
+            None if num_keys is None else num_keys[starts[row] : starts[row + 1]],
         )
         for row in np.flatnonzero(query_lens > 1)
     ]
@@ -129,7 +131,7 @@ def _bucket(
     rules: set[Retain],
 ) -> Bucket:
     lengths = seq_lens[rows]
-    num_blocks = int(-(-lengths.max() // block_size))
+    num_blocks = max(1, int(-(-lengths.max() // block_size)))
     num_keys = num_blocks * block_size
     tokens = starts[rows]
     keys = np.arange(num_keys)
@@ -152,13 +154,21 @@ def _bucket(
 
 
 def _chunk(
-    start: int, stop: int, num_keys: int, table: np.ndarray, block_size: int, rules: set[Retain]
+    start: int,
+    stop: int,
+    num_keys: int,
+    table: np.ndarray,
+    block_size: int,
+    rules: set[Retain],
+    visible: np.ndarray | None,
 ) -> Chunk:
-    is_whole = num_keys == stop - start
+    """visible: the keys that each token attends to; None = those up to itself."""
+    is_whole = visible is None and num_keys == stop - start
     bias: dict[Retain, Tensor | None] = {}
     unseen: dict[Retain, int] = {}
     keys = np.arange(num_keys)
-    queries = np.arange(num_keys - (stop - start), num_keys)[:, None]
+    last = np.arange(num_keys - (stop - start), num_keys) if visible is None else visible - 1
+    queries = last[:, None]
     for rule in rules:
         first = _first_keys(queries, rule)
         unseen[rule] = int(first[0, 0])

@@ -16,6 +16,7 @@ CPU_PAGED = AttentionSpec(
         "sinks": True,
         "soft_cap": True,
         "sparse": True,
+        "part": True,
         "block_size": True,
     },
 )

@@ -77,6 +77,22 @@ def _first_key(position, reach, RULE: tl.constexpr):
         return position * 0
 
 
+@triton.jit
+def _last_key(token, is_token, before, num_keys, IS_PART: tl.constexpr):
+    """Return the position of a token among the keys of its row. It attends to no later ones.
+    before: keys of the row, less the step's tokens up to its last one."""
+    if IS_PART:
+        return tl.load(num_keys + token, mask=is_token, other=0) - 1
+    else:
+        return before + token
+
+
+@triton.jit
+def _log(maximum, total):
+    """Return the natural logarithm of total · 2^maximum. Without keys, it is −∞."""
+    return (maximum + tl.log2(tl.where(total == 0, 1.0, total))) / LOG2_E
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _attend(
     q,
@@ -88,9 +104,11 @@ def _attend(
     block_table,
     query_start_loc,
     seq_lens,
+    num_keys,
     out,
     maxima,
     sums,
+    lse,
     num_rows,
     scale,
     soft_cap,
@@ -117,13 +135,15 @@ def _attend(
     RULE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    IS_PART: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """The attention of one tile, one KV head and one split. STORED: the format of 8-bit floats in
     the cache (see `_decode`); "" = it holds none. k_scale, v_scale: of their KV heads. RULE:
     "window" or "chunk", of `reach` tokens, or "". Results go to out [T, H, SPLITS, Dv]. With
-    several splits, the maxima (in powers of two) and sums of the softmax go to [T, H, SPLITS]."""
+    several splits, the maxima (in powers of two) and sums of the softmax go to [T, H, SPLITS].
+    IS_PART: `num_keys` and `lse` are given."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -135,7 +155,7 @@ def _attend(
     )
     if TOKENS > 1 and first_token >= stop:
         return
-    length = tl.load(seq_lens + row)
+    before = tl.load(seq_lens + row) - stop
 
     queries = tl.arange(0, QUERIES)
     channels = tl.arange(0, PAD_D)
@@ -143,15 +163,15 @@ def _attend(
     tokens = first_token + queries // GROUP
     heads = kv_head * GROUP + queries % GROUP
     is_query = (queries < TOKENS * GROUP) & (tokens < stop)
-    positions = length - stop + tokens
+    positions = _last_key(tokens, is_query, before, num_keys, IS_PART)
     q_at = q + tokens.to(tl.int64)[:, None] * q_token + heads[:, None] * q_head + channels[None, :]
     query = tl.load(q_at, mask=is_query[:, None] & (channels < D)[None, :], other=0)
 
     # keys begin … end − 1 are visible to at least one query of the tile, and this split computes
     # first … last − 1 of them
     last_token = tl.minimum(first_token + TOKENS, stop) - 1
-    end = tl.maximum(length - stop + last_token + 1, 0)
-    begin = _first_key(length - stop + first_token, reach, RULE)
+    end = tl.maximum(_last_key(last_token, last_token >= 0, before, num_keys, IS_PART) + 1, 0)
+    begin = _first_key(before + first_token, reach, RULE)
     per_split = (end - begin + KEYS * SPLITS - 1) // (KEYS * SPLITS) * KEYS
     first = begin + split * per_split
     last = tl.minimum(first + per_split, end)
@@ -207,23 +227,33 @@ def _attend(
         values *= tl.load(v_scale + kv_head)
     # With one token per tile, a token that belongs to no row (padding) becomes zero.
     is_written = is_query if TOKENS > 1 else queries < GROUP
-    num_heads = GROUP * tl.num_programs(1)
-    places = (tokens.to(tl.int64) * num_heads + heads) * SPLITS + split
+    places = (tokens.to(tl.int64) * GROUP * tl.num_programs(1) + heads) * SPLITS + split
     if SPLITS == 1:
+        if IS_PART:
+            tl.store(lse + places, _log(maximum, total), mask=is_written)
         values = values / tl.where(total == 0, 1.0, total)[:, None]
     else:
         tl.store(maxima + places, maximum, mask=is_written)
         tl.store(sums + places, total, mask=is_written)
-    out_at = out + places[:, None] * DV + value_channels[None, :]
     tl.store(
-        out_at,
+        out + places[:, None] * DV + value_channels[None, :],
         values.to(out.dtype.element_ty),
         mask=is_written[:, None] & (value_channels < DV)[None, :],
     )
 
 
 @triton.jit
-def _merge(parts, maxima, sums, out, DV: tl.constexpr, PAD_DV: tl.constexpr, SPLITS: tl.constexpr):
+def _merge(
+    parts,
+    maxima,
+    sums,
+    out,
+    lse,
+    DV: tl.constexpr,
+    PAD_DV: tl.constexpr,
+    IS_PART: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
     """Merge the splits of one head of one token."""
     place = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS)
@@ -234,6 +264,8 @@ def _merge(parts, maxima, sums, out, DV: tl.constexpr, PAD_DV: tl.constexpr, SPL
     total = tl.sum(tl.load(sums + place * SPLITS + splits) * shrink, axis=0)
     at = parts + (place * SPLITS + splits)[:, None] * DV + channels[None, :]
     values = tl.sum(tl.load(at, mask=(channels < DV)[None, :], other=0) * shrink[:, None], axis=0)
+    if IS_PART:
+        tl.store(lse + place, _log(largest, total))
     merged = values / tl.where(total == 0, 1.0, total)
     tl.store(out + place * DV + channels, merged.to(out.dtype.element_ty), mask=channels < DV)
 
@@ -312,6 +344,8 @@ def paged_attention(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    num_keys: Tensor | None = None,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """Compute causal attention of each row's newest tokens over its whole history, with sums in
     float32.
@@ -323,6 +357,9 @@ def paged_attention(
     soft_cap, chunk, sinks: see `AttentionLayer`. k_scale, v_scale: float32 [K], if the caches hold
     8-bit floats. H is a multiple of K. The last dimension of all but the table is contiguous.
     Returns [T, H, Dv].
+
+    If the cache has a part of the keys: num_keys: int32 [T], of the row, that each token attends
+    to. lse: float32 [T, H], which gets the logarithms of the sums of exp(score).
 
     If a step has as many tokens as rows, tokens that belong to no row give zeros. Otherwise their
     results are not defined.
@@ -372,9 +409,11 @@ def paged_attention(
         block_table,
         query_start_loc,
         seq_lens,
+        num_keys,
         parts,
         maxima,
         sums,
+        lse,
         num_rows,
         scale,
         soft_cap or 0.0,
@@ -400,6 +439,7 @@ def paged_attention(
         RULE="chunk" if chunk is not None else "" if window is None else "window",
         HAS_SINKS=sinks is not None,
         HAS_SOFT_CAP=soft_cap is not None,
+        IS_PART=num_keys is not None,
         SPLITS=splits,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         STORED=stored,
@@ -408,6 +448,14 @@ def paged_attention(
     )
     if splits > 1:
         _merge[(num_tokens * num_heads,)](
-            parts, maxima, sums, out, DV=value_width, PAD_DV=pad_value, SPLITS=splits
+            parts,
+            maxima,
+            sums,
+            out,
+            lse,
+            DV=value_width,
+            PAD_DV=pad_value,
+            IS_PART=num_keys is not None,
+            SPLITS=splits,
         )
     return out

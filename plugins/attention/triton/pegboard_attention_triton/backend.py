@@ -7,7 +7,9 @@ step needs nothing else: the kernels find out which token belongs to which row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from pegboard.interfaces.attention import (
@@ -45,9 +47,7 @@ class TritonAttention:
     def plan(self, inputs: AttentionInputs) -> None:
         self.inputs = inputs
 
-    def bind(
-        self, layer: AttentionLayer
-    ) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
+    def bind(self, layer: AttentionLayer) -> Callable[..., Any]:
         """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         k_cache = self.views[owner]["k"]
@@ -55,14 +55,22 @@ class TritonAttention:
         scales = (layer.k_scale, layer.v_scale)
         features = (layer.window, layer.soft_cap, layer.chunk, layer.sinks)
 
-        def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        def call(
+            q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None
+        ) -> Tensor:
             step = self.inputs
             assert step is not None, "call plan() before the forward"
             if k is not None and v is not None:
                 store_kv(k, v, k_cache, v_cache, step.slot_mapping, *scales)
             rows = step.block_table, step.query_start_loc, step.seq_lens
-            return paged_attention(
-                q, k_cache, v_cache, *rows, layer.scale, *features, *scales
-            ).flatten(1)
+            more = (*features, *scales, step.num_keys, lse)
+            return paged_attention(q, k_cache, v_cache, *rows, layer.scale, *more)
 
-        return attend
+        def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+            return call(q, k, v).flatten(1)
+
+        def attend_part(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor]:
+            lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+            return call(q, k, v, lse), lse
+
+        return attend_part if layer.is_part else attend

@@ -17,6 +17,7 @@ TRITON = AttentionSpec(
         "chunk": True,
         "sinks": True,
         "soft_cap": True,
+        "part": True,
         "block_size": True,
     },
     flags=frozenset({"replay"}),

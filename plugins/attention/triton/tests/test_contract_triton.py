@@ -22,6 +22,7 @@ def test_contract() -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # where sigmoid is 0
 class TestTritonAttention(AttentionContract):
     spec = TRITON
+    long_row = 150
 
     def backend(self, setup: AttentionSetup) -> TritonAttention:
         return TritonAttention(None, setup)
@@ -31,6 +32,10 @@ class TestTritonAttention(AttentionContract):
     @pytest.mark.parametrize("seed", [4])
     def test_random_steps_equal_the_reference(self, seed: int) -> None:
         super().test_random_steps_equal_the_reference(seed)
+
+    @pytest.mark.parametrize("seed", [0, 3])
+    def test_parts_of_the_keys_give_the_whole(self, seed: int) -> None:
+        super().test_parts_of_the_keys_give_the_whole(seed)
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_every_declared_dtype(self, dtype: str) -> None:

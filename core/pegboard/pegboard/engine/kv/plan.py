@@ -230,12 +230,12 @@ def _region_bytes(parts: Sequence[tuple[tuple[int, ...], KVCacheSpec]], block_si
 
 
 def _tokens_per_block(spec: KVCacheSpec, block_size: int, region_bytes: int) -> int:
-    """Return how many tokens of a layer fit its part of a block, a multiple of the requested
-    size."""
+    """Return how many tokens of a layer have room in its part of a block on all ranks, a multiple
+    of the requested size."""
     if spec.unit == "request":
         return block_size
     step = _token_step(spec, block_size)
-    return step * (region_bytes // (spec.slot_bytes() * step))
+    return spec.ranks * step * (region_bytes // (spec.slot_bytes() * step))
 
 
 def _group(layers: tuple[int, ...], spec: KVCacheSpec, size: int, common: int) -> KVGroup:
