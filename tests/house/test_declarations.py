@@ -33,6 +33,7 @@ EXCEPTIONS = {
     "BuiltinToolNeed.type": "`pegboard plugins why builtin_tool --need type=…` asks with it",
     "EngineRequest.client": "Request.of copies it with all others, and Grammars reads it there",
     "EngineConfig.structured_outputs_config": "read by a function of its own file, which checks it",
+    "EngineConfig.eplb_config": "read by a function of its own file, which checks it",
     "ModelFamilySpec.implementation": "gives a default to the field of Spec: a family is data",
     ("StructuredOutputNeed.constraint"): (
         "`pegboard plugins why structured_output --need constraint=…` asks with it"

@@ -50,6 +50,8 @@ def example(setting):
         return value, [flag if value else flag.replace("--", "--no-", 1)]
     if setting.name == "structured_outputs_config":
         return {"backend": "x"}, [flag, '{"backend": "x"}']
+    if setting.name == "eplb_config":
+        return {"step_interval": 7}, [flag, '{"step_interval": 7}']
     if setting.name in ("tensor_parallel_size", "pipeline_parallel_size"):
         return 1, [flag, "1"]
     if setting.name == "dtype":

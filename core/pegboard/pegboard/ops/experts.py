@@ -68,18 +68,23 @@ def sort_by_expert(
     num_experts: int,
     factors: Tensor | None = None,
     held: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Copy each token once for each of its experts: x [T, in], ids [T, k] → rows [T·k, in], places
     int32 [T, k], where each copy is among the rows, and starts int32 [E + 1]: expert e has the rows
     starts[e] to starts[e + 1].
 
-    factors: [T, k], multiplied with the copies. held: int32 [ids], the number of each expert here,
-    or -1 if another rank has it. The place of its tokens is then -1, and the last rows, as many as
-    there are such places, have no meaning.
+    factors: [T, k], multiplied with the copies. held: int32 [ids] or [turns, ids], the number of
+    each expert here, or -1 if another rank has it. Of several turns, token t has the one at t %
+    turns. The place of its tokens is then -1, and the last rows, as many as there are such places,
+    have no meaning. counts: int32 [ids], to which the number of tokens of each expert is added.
     """
     numbers = ids.flatten()
+    if counts is not None:
+        counts += torch.bincount(numbers, minlength=len(counts)).int()
     if held is not None:
-        numbers = held[numbers.long()]
+        turns = torch.arange(len(ids), device=ids.device).unsqueeze(1) % held.view(-1, held.shape[-1]).shape[0]
+        numbers = held.view(-1, held.shape[-1])[turns, ids.long()].flatten()
         numbers = numbers.where(numbers >= 0, num_experts)
     order = numbers.argsort(stable=True)
     places = torch.empty_like(order).scatter_(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.config.data_parallel import local_engine, local_engines
 from pegboard.config.limits import Limits
-from pegboard.config.schema import EngineConfig
+from pegboard.config.schema import EngineConfig, eplb_config
 from pegboard.data.pooling_params import Pooling
 from pegboard.errors import blame, expect
 from pegboard.installed import Entry
@@ -123,7 +123,9 @@ def groups_of(
     after = None if stage.is_last else connect("stages", range(rank, rank + size + 1, size))
     tensor = None if size == 1 else connect("tensor", range(number * size, (number + 1) * size))
     placement = config.expert_placement_strategy if config.enable_expert_parallel else None
-    return Ranks(Group(member, size, tensor, placement), stage, before, after)
+    eplb = eplb_config(config)
+    redundant = None if eplb is None else eplb.num_redundant_experts
+    return Ranks(Group(member, size, tensor, placement, redundant), stage, before, after)
 
 
 def choose_sampler(setup: WorkerSetup) -> Entry:

@@ -86,6 +86,9 @@ class PlainWeight:
         bound: Callable[[Tensor, Tensor], Tensor] = self.weight.bind_experts(num_experts, bias)
         return bound
 
+    def expert_memory(self, num_experts: int) -> ExpertMemory | None:
+        return self.weight.expert_memory(num_experts)
+
     def dequantize(self) -> Tensor:
         return self.weight.dense().float()
 
