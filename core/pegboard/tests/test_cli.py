@@ -73,6 +73,7 @@ def example(setting):
     raise AssertionError(text)
 
 
+EXPERTS = ["--enable-expert-parallel", "--tensor-parallel-size", "2"]
 EVERY = [setting for setting in all_settings().values() if setting.name != "options"]
 
 
@@ -93,6 +94,8 @@ def test_every_setting_has_a_flag_that_sets_it(setting, style):
             ("data_parallel_size_local", "data_parallel_start_rank", "data_parallel_rank"),
             ["--data-parallel-size", "8"],
         ),
+        "enable_eplb": EXPERTS,
+        "eplb_config": [*EXPERTS, "--enable-eplb"],
         "max_long_partial_prefills": ["--max-num-partial-prefills", "7"],
     }.get(setting.name, [] if needed is None else example(needed)[1])
     settings = parse(*words, *more)

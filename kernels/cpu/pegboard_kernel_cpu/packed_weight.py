@@ -223,7 +223,7 @@ class PackedWeight:
         experts = [segments for segments in of_experts if segments is not None]
         if len(experts) < num_experts:
             return None
-        is_shared = len(self.segments) < num_experts
+        is_shared = any(each.start // rows < (each.stop - 1) // rows for each in self.segments)
         forms = [[self.form_of(each, is_shared) for each in segments] for segments in experts]
         if None in forms[0] or any(form != forms[0] for form in forms):
             return None

@@ -200,6 +200,12 @@ def test_routing_and_order_are_those_of_the_references(
                 experts.sum_experts(found[0], found[1], weights),
                 ops.sum_experts(wanted[0][:end], wanted[1], weights),
             )
+    turns = torch.stack([some[torch.randperm(16, generator=generator)] for _ in range(3)])
+    counts = [torch.full((16,), 5, dtype=torch.int32) for _ in range(2)]
+    turned = experts.sort_by_expert(x, ids, 5, None, turns, counts[0])
+    wanted = ops.sort_by_expert(x, ids, 5, None, turns, counts[1])
+    assert torch.equal(turned[1], wanted[1]) and torch.equal(turned[2], wanted[2])
+    assert torch.equal(*counts) and int(counts[0].sum()) == 16 * 5 + ids.numel()
     rows, places, _ = found
     shared = torch.randn(tokens, 24, generator=generator)
     gate = torch.randn(tokens, 1, generator=generator)

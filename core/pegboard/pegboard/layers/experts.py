@@ -336,7 +336,10 @@ class Experts(Layer):
         biases = [bias.data.view(count, -1) for bias in self.biases]
         forms = [*(memory.form for memory in memories), *([*bias.shape] for bias in biases)]
         experts = [
-            [*chain(*(memory.experts[slot] for memory in memories)), *(bias[slot] for bias in biases)]
+            [
+                *chain(*(memory.experts[slot] for memory in memories)),
+                *(bias[slot] for bias in biases),
+            ]
             for slot in range(count)
         ]
         return ExpertMemory(forms, experts)

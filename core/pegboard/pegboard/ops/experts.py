@@ -83,8 +83,9 @@ def sort_by_expert(
     if counts is not None:
         counts += torch.bincount(numbers, minlength=len(counts)).int()
     if held is not None:
-        turns = torch.arange(len(ids), device=ids.device).unsqueeze(1) % held.view(-1, held.shape[-1]).shape[0]
-        numbers = held.view(-1, held.shape[-1])[turns, ids.long()].flatten()
+        tables = held.view(-1, held.shape[-1])
+        turns = torch.arange(len(ids), device=ids.device) % len(tables)
+        numbers = tables[turns.unsqueeze(1), ids.long()].flatten()
         numbers = numbers.where(numbers >= 0, num_experts)
     order = numbers.argsort(stable=True)
     places = torch.empty_like(order).scatter_(

@@ -95,7 +95,7 @@ def part_of_group(group: KVGroup, specs: Mapping[int, KVCacheSpec]) -> KVGroup:
 class Worker:
     """The order of calls is load → allocate → warm_up → run … → stop. models: the target first.
     runners: one for each model, in the same order. extension_methods: the names that
-    `worker_extension_cls` has added."""
+    `worker_extension_cls` has added. balance: moves experts between ranks; None = they stay."""
 
     setup: WorkerSetup
     runners: Sequence[ModelRunner] = ()

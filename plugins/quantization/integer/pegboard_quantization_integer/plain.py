@@ -11,6 +11,7 @@ from torch import Tensor
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.quantization import (
     EmbeddingLayer,
+    ExpertMemory,
     LinearLayer,
     Part,
     QuantizationSetup,
@@ -87,7 +88,8 @@ class PlainWeight:
         return bound
 
     def expert_memory(self, num_experts: int) -> ExpertMemory | None:
-        return self.weight.expert_memory(num_experts)
+        memory: ExpertMemory | None = self.weight.expert_memory(num_experts)
+        return memory
 
     def dequantize(self) -> Tensor:
         return self.weight.dense().float()
