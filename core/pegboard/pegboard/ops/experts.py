@@ -130,7 +130,8 @@ def one_by_one(
     """Return the product of sorted rows from the products of each expert: (x [N, in], starts [E +
     1]) → [N, width].
 
-    bias: [E, width] or None. The callable reads `starts` on the host.
+    bias: [E, width] or None. The callable reads `starts` on the host. Rows after the last start
+    have no expert and become zeros.
     """
 
     def forward(x: Tensor, starts: Tensor) -> Tensor:
@@ -140,6 +141,7 @@ def one_by_one(
             if bounds[expert] < bounds[expert + 1]:
                 part = call(x[bounds[expert] : bounds[expert + 1]])
                 parts.append(part if bias is None else part + bias[expert])
+        parts.append(x.new_zeros(len(x) - bounds[-1], width))
         return torch.cat(parts)
 
     return forward
