@@ -181,14 +181,14 @@ MOVING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
-@pytest.mark.parametrize("redundant", [0, 2])
+@pytest.mark.parametrize(("redundant", "stages"), [(0, 1), (2, 1), (2, 2)])
 def test_experts_that_move(
-    write: Write, monkeypatch: pytest.MonkeyPatch, name: str, redundant: int
+    write: Write, monkeypatch: pytest.MonkeyPatch, name: str, redundant: int, stages: int
 ) -> None:
     """They move after every second step."""
     kind, values = WITH_EXPERTS[name]
     odd = values.get("num_experts") == 5
-    divide(monkeypatch, 2)
+    divide(monkeypatch, 2, stages)
     reference = write(kind, **values)
     moved = moves_of(monkeypatch)
     config = {"step_interval": 2, "window_size": 3, "num_redundant_experts": redundant + odd}

@@ -386,6 +386,17 @@ def test_what_is_near_nothing_gets_no_suggestion(typed):
     assert "did you mean" not in str(told.value)
 
 
+def test_the_keys_of_eplb_have_flags():
+    settings = parse(
+        *("-ep", "-tp", "2", "--enable-eplb", "--eplb-config.step_interval", "5"),
+        "--eplb-config.num-redundant-experts=2",
+    )
+    expected = {"step_interval": 5, "num_redundant_experts": 2}
+    assert settings.engine.eplb_config == expected
+    json = parse("-ep", "-tp", "2", "--enable-eplb", "--eplb-config", '{"step_interval": 5}')
+    assert json.engine.eplb_config == {"step_interval": 5}
+
+
 def test_dashes_and_underscores_in_dotted_names(fake_distributions):
     settings = parse(
         "--structured-outputs-config.disable-any-whitespace",
