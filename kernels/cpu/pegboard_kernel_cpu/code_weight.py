@@ -213,8 +213,8 @@ class NativeCodeWeight(PackedWeight):
         return [segment.start, segment.stop, *_kind(segment), form.outer, *map(str, tables)]
 
     def memory_of(self, segment: Segment, is_shared: bool) -> list[Tensor]:
-        own = [] if is_shared else [segment.factor]
-        return super().memory_of(segment, is_shared) + own
+        factor = [] if is_shared else [segment.factor]
+        return super().memory_of(segment, is_shared) + factor
 
     def bind_lookup(self) -> NativeCodeLookup:
         if len(self.segments) != 1:

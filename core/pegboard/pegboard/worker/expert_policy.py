@@ -34,9 +34,9 @@ def balanced(experts: np.ndarray, loads: np.ndarray) -> np.ndarray:
         rank = min(ranks, key=lambda rank: (expert in chosen[rank], sums[rank]))
         chosen[rank].append(expert)
         sums[rank] += shares[expert]
-    found = np.array([_settled(*pair) for pair in zip(experts.tolist(), chosen, strict=True)])
-    is_better = rank_loads(found, loads).max() < rank_loads(experts, loads).max()
-    return found if is_better else experts
+    placement = np.array([_settled(*pair) for pair in zip(experts.tolist(), chosen, strict=True)])
+    is_better = rank_loads(placement, loads).max() < rank_loads(experts, loads).max()
+    return placement if is_better else experts
 
 
 def _settled(before: list[int], after: list[int]) -> list[int]:
