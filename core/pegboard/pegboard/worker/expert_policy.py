@@ -1,8 +1,8 @@
 """Where experts should be, so that the ranks compute nearly equally many rows.
 
 The idea is that of DeepSeek's load balancer: the expert with the largest load for each of its
-copies gets the next copy, and then the copies go to the ranks, the largest first, each to the rank
-that has the least load so far.
+copies gets the next copy, unless there is one for each rank. Then the copies go to the ranks, the
+largest first, each to the rank that has the least load so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def balanced(experts: np.ndarray, loads: np.ndarray) -> np.ndarray:
     num_ranks, num_slots = experts.shape
     copies = np.ones(len(loads), np.int64)
     for _ in range(experts.size - len(loads)):
-        copies[(loads / copies).argmax()] += 1
+        copies[np.where(copies < num_ranks, loads / copies, -1).argmax()] += 1
     shares = loads / copies
     chosen: list[list[int]] = [[] for _ in range(num_ranks)]
     sums = [0.0] * num_ranks
