@@ -33,6 +33,10 @@ EXCEPTIONS = {
     "BuiltinToolNeed.type": "`pegboard plugins why builtin_tool --need type=…` asks with it",
     "EngineRequest.client": "Request.of copies it with all others, and Grammars reads it there",
     "EngineConfig.structured_outputs_config": "read by a function of its own file, which checks it",
+    "EngineConfig.enable_eplb": "read by `eplb_config` of its own file",
+    "EngineConfig.eplb_config": "read by a function of its own file, which checks it",
+    "EPLBConfig.policy": "has one value, which is checked",
+    "EPLBConfig.use_async": "has one value, which is checked",
     "ModelFamilySpec.implementation": "gives a default to the field of Spec: a family is data",
     ("StructuredOutputNeed.constraint"): (
         "`pegboard plugins why structured_output --need constraint=…` asks with it"

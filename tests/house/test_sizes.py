@@ -25,7 +25,7 @@ from members import (
 CEILINGS = {
     ".": 295,
     "cli": 345,
-    "config": 610,
+    "config": 640,
     "data": 610,
     "engine": 1855,
     "engine/boundary": 615,
@@ -33,12 +33,12 @@ CEILINGS = {
     "engine/kv": 730,
     "engine/metrics": 275,
     "front": 1390,
-    "interfaces": 1190,
-    "layers": 955,
-    "ops": 370,
+    "interfaces": 1195,
+    "layers": 1010,
+    "ops": 380,
     "plan": 680,
     "plugins": 1170,
-    "worker": 1960,
+    "worker": 2100,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

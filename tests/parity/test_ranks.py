@@ -21,6 +21,7 @@ from pegboard.engine import build
 from pegboard.errors import ConfigError, EngineDeadError, ModelError, PluginFailure
 from pegboard.interfaces.platform import MemoryNumbers, PlatformSetup
 from pegboard.plan.engine_plan import resolve
+from pegboard.worker.expert_balance import ExpertBalance
 from pegboard_testing.fake_collective import FakeCollective
 
 HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
@@ -170,6 +171,89 @@ def test_whole_experts_of_processes(write: Write, name: str) -> None:
     kind, values = WITH_EXPERTS[name]
     settings = {"tensor_parallel_size": 2, "block_size": 16, "enable_expert_parallel": True}
     check_parity(write(kind, **values), lengths=(6, 33), **settings)
+
+
+MOVING: dict[str, Any] = {
+    "enable_expert_parallel": True,
+    "enable_eplb": True,
+    "max_model_len": 64,
+}
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+@pytest.mark.parametrize(("redundant", "stages"), [(0, 1), (2, 1), (2, 2)])
+def test_experts_that_move(
+    write: Write, monkeypatch: pytest.MonkeyPatch, name: str, redundant: int, stages: int
+) -> None:
+    """They move after every second step."""
+    kind, values = WITH_EXPERTS[name]
+    odd = values.get("num_experts") == 5
+    divide(monkeypatch, 2, stages)
+    reference = write(kind, **values)
+    moved = moves_of(monkeypatch)
+    config = {"step_interval": 2, "window_size": 3, "num_redundant_experts": redundant + odd}
+    check_parity(reference, lengths=(6, 17), eplb_config=config, **MOVING)
+    assert sum(moved) > 1
+    if kind != "qwen3_next":
+        check_cached(reference, (20, 9, 20), eplb_config=config, **MOVING)
+
+
+def moves_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which every move of a layer's experts adds how many slots it changes."""
+    moved: list[int] = []
+    move = ExpertBalance._move
+
+    def watched(self: ExpertBalance, layer: Any, slots: Any, experts: Any) -> None:
+        moved.append(int((slots.experts != experts).sum()))
+        move(self, layer, slots, experts)
+
+    monkeypatch.setattr(ExpertBalance, "_move", watched)
+    return moved
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3, groups and shared experts"])
+def test_experts_that_move_between_processes(write: Write, name: str) -> None:
+    """What they count is part of the recording. They come back before the weights are loaded
+    again."""
+    kind, values = WITH_EXPERTS[name]
+    reference = write(kind, **values)
+    settings: dict[str, Any] = {
+        **MOVING,
+        "tensor_parallel_size": 2,
+        "block_size": 16,
+        "eplb_config": {"step_interval": 2, "num_redundant_experts": 2},
+    }
+    check_parity(reference, lengths=(6, 33), **settings)
+    check_cached(reference, (32, 20, 32), **settings)
+    prompts = [{"prompt_token_ids": ids} for ids in random_prompts((7, 11, 5))]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    answers = []
+    with open_llm(reference.directory, enable_sleep_mode=True, **settings) as llm:
+        for level in (1, 2, 0):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            answers.append([output.outputs[0].token_ids for output in outputs])
+            moved = llm.collective_rpc(has_moved)
+            assert moved == [True, True]
+            if level:
+                llm.sleep(level=level)
+                llm.wake_up()
+    assert answers[0] == answers[1] == answers[2]
+
+
+def has_moved(worker: Any) -> bool:
+    return any((slots.experts != slots.first).any() for _, slots in worker.balance.layers)
+
+
+def test_experts_that_cannot_be_held_equally_are_refused(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, values = WITH_EXPERTS["qwen3_moe"]
+    directory = write(kind, **values).directory
+    divide(monkeypatch, 2)
+    for redundant in (0, 2, 7):
+        config = {"num_redundant_experts": redundant}
+        with pytest.raises(ModelError, match="2 ranks cannot hold 5 experts .* such as 1"):
+            open_llm(directory, eplb_config=config, **MOVING)
 
 
 def test_whole_experts_of_one_rank_are_all(write: Write) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from stored_layouts import CASES, FLOATS, quantize, stack_experts
+from tiny_models import DIVIDED, divide
 
 from pegboard import LLM, SamplingParams
 from pegboard.plugins.discovery import scan_path
@@ -63,6 +64,9 @@ ALIKE = {
 """Formats whose tensors have the names of another case. `test_stored_formats` has them."""
 PROMPT = [7, 30, 101, 12, 5, 88, 64, 3]
 NUM_TOKENS = 12
+
+UNDIVIDED = {"gptq in act order", "int-quantized, turned"}
+"""Formats of which ranks cannot divide other layers."""
 
 
 @pytest.fixture
@@ -124,4 +128,29 @@ def test_one_tensor_for_all_experts(
     reference = write(model_type, **config)
     quantize(reference, case)
     stack_experts(reference)
+    check_tokens(reference, case)
+
+
+MOVING = {
+    "enable_expert_parallel": True,
+    "enable_eplb": True,
+    "eplb_config": {"step_interval": 2, "window_size": 3, "num_redundant_experts": 2},
+}
+
+
+@pytest.mark.one_rank
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ALIKE | UNDIVIDED])
+def test_experts_that_move_between_ranks(
+    write: Callable[..., Any],
+    check_tokens: Callable[[Any, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+) -> None:
+    """Every second step, on two ranks."""
+    divide(monkeypatch, 2)
+    for name, value in MOVING.items():
+        monkeypatch.setitem(DIVIDED, name, value)
+    model_type, config = MODELS["qwen3_moe"]
+    reference = write(model_type, **config)
+    quantize(reference, case)
     check_tokens(reference, case)

@@ -26,7 +26,7 @@ NUM_OUTPUT_TOKENS = 9
 logging.disable_progress_bar()
 logging.set_verbosity_error()
 
-DIVIDED: dict[str, int] = {}
+DIVIDED: dict[str, Any] = {}
 """Settings that `divide` adds."""
 SIZES = {
     "hidden_size": 32,

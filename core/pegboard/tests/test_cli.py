@@ -50,6 +50,8 @@ def example(setting):
         return value, [flag if value else flag.replace("--", "--no-", 1)]
     if setting.name == "structured_outputs_config":
         return {"backend": "x"}, [flag, '{"backend": "x"}']
+    if setting.name == "eplb_config":
+        return {"step_interval": 7}, [flag, '{"step_interval": 7}']
     if setting.name in ("tensor_parallel_size", "pipeline_parallel_size"):
         return 1, [flag, "1"]
     if setting.name == "dtype":
@@ -71,6 +73,7 @@ def example(setting):
     raise AssertionError(text)
 
 
+EXPERTS = ["--enable-expert-parallel", "--tensor-parallel-size", "2"]
 EVERY = [setting for setting in all_settings().values() if setting.name != "options"]
 
 
@@ -91,6 +94,8 @@ def test_every_setting_has_a_flag_that_sets_it(setting, style):
             ("data_parallel_size_local", "data_parallel_start_rank", "data_parallel_rank"),
             ["--data-parallel-size", "8"],
         ),
+        "enable_eplb": EXPERTS,
+        "eplb_config": [*EXPERTS, "--enable-eplb"],
         "max_long_partial_prefills": ["--max-num-partial-prefills", "7"],
     }.get(setting.name, [] if needed is None else example(needed)[1])
     settings = parse(*words, *more)
@@ -379,6 +384,17 @@ def test_what_is_near_nothing_gets_no_suggestion(typed):
     with pytest.raises(UsageError) as told:
         parse(typed, "1")
     assert "did you mean" not in str(told.value)
+
+
+def test_the_keys_of_eplb_have_flags():
+    settings = parse(
+        *("-ep", "-tp", "2", "--enable-eplb", "--eplb-config.step_interval", "5"),
+        "--eplb-config.num-redundant-experts=2",
+    )
+    expected = {"step_interval": 5, "num_redundant_experts": 2}
+    assert settings.engine.eplb_config == expected
+    json = parse("-ep", "-tp", "2", "--enable-eplb", "--eplb-config", '{"step_interval": 5}')
+    assert json.engine.eplb_config == {"step_interval": 5}
 
 
 def test_dashes_and_underscores_in_dotted_names(fake_distributions):

@@ -299,6 +299,25 @@ class QuantizationContract:
         self.check(products[:3], x[:3], matrices[0])
         self.check(products[3:], x[3:], matrices[2])
 
+    def test_experts_can_change_places(self) -> None:
+        """If `expert_memory` names the memory of experts, it is all that they need."""
+        layer = replace(self.layer((2, 3) * 3, self.block * 2), num_experts=3)
+        weight = self.linear(layer)
+        matrices = self.fill(weight, layer, 9).view(3, -1, layer.in_features)
+        find: Any = getattr(weight, "expert_memory", lambda count: None)
+        if (memory := find(3)) is None:
+            return
+        call = weight.bind_experts(references(), 3, None)  # type: ignore[attr-defined]
+        for one, other in zip(memory.experts[0], memory.experts[2], strict=True):
+            assert one.is_contiguous(), "the memory of an expert is copied as bytes"
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)
+        x = self.activations(7, layer.in_features)
+        products = call(x, torch.tensor([0, 3, 5, 7], dtype=torch.int32))
+        for start, stop, expert in ((0, 3, 2), (3, 5, 1), (5, 7, 0)):
+            self.check(products[start:stop], x[start:stop], matrices[expert])
+
     def test_dequantize_gives_the_stored_values(self) -> None:
         layer = self.layer((6, 4), self.block * 2)
         weight = self.linear(layer)

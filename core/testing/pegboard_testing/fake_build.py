@@ -11,7 +11,13 @@ from torch import Tensor
 
 from pegboard.config.schema import PluginConfig
 from pegboard.interfaces.kernel import KernelSpec, key_of
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, wanted_parts
+from pegboard.interfaces.quantization import (
+    EmbeddingLayer,
+    ExpertMemory,
+    LinearLayer,
+    Part,
+    wanted_parts,
+)
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.layers import Build, Layer
 from pegboard.ops import REFERENCES, AdapterRows
@@ -102,6 +108,10 @@ class FakeWeight:
         assert self.num_finishes, "bind before finish"
         weights = self.weight.view(num_experts, -1, self.weight.shape[1])
         return one_by_one([lambda x, w=w: x @ w.T for w in weights], weights.shape[1], bias)  # type: ignore[misc]
+
+    def expert_memory(self, num_experts: int) -> ExpertMemory:
+        weights = self.weight.view(num_experts, -1)
+        return ExpertMemory([*weights.shape], [[weight] for weight in weights])
 
     def dequantize(self) -> Tensor:
         return self.weight

@@ -21,6 +21,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import (
     Cut,
     EmbeddingLayer,
+    ExpertMemory,
     LinearLayer,
     Part,
     QuantizationSetup,
@@ -447,6 +448,14 @@ class StoredWeight:
             rows,
             bias,
         )
+
+    def expert_memory(self, num_experts: int) -> ExpertMemory | None:
+        """See `MovableExpertsMethod`. Experts whose parts are held side by side, or whose
+        activations are transformed, stay."""
+        if len(self.spans) > 1 or self.spans[0].transform is not None:
+            return None
+        memory: ExpertMemory | None = self.spans[0].op.expert_memory(num_experts)
+        return memory
 
     def dequantize(self) -> Tensor:
         return self.weight().dense().float()

@@ -188,3 +188,6 @@ def test_experts_are_cut_between_each_other(
     expected = torch.cat((x[:2] @ matrices[0].T + bias[0], x[2:] @ matrices[2].T + bias[2]))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
     assert weight.bind_experts({}, 3, None)(x[:0], torch.tensor([0, 0, 0, 0])).shape == (0, 8)
+    memory = weight.expert_memory(3)
+    assert (memory is None) == (len(spans) > 1), "only experts in one form can move"
+    assert memory is None or len(memory.experts) == 3

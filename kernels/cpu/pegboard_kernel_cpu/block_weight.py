@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -237,6 +237,11 @@ class NativeBlockWeight(PackedWeight):
                 )
             slices.append((segments[0].stop - segments[0].start, products))
         return NativeExperts("experts_blocks", ExpertsBlocks, slices, _quantized, (experts, bias))
+
+    def form_of(self, segment: Segment, is_shared: bool) -> list[Any] | None:
+        if segment.order is not None:
+            return None
+        return [segment.start, segment.stop, bytes(segment.format).hex()]
 
     def bind_lookup(self) -> "NativeBlockLookup":
         if len(self.segments) != 1 or self._orders:

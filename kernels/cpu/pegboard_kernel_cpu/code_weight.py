@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -205,6 +205,16 @@ class NativeCodeWeight(PackedWeight):
                 )
             slices.append((segments[0].stop - segments[0].start, products))
         return NativeExperts("experts_codes", ExpertsCodes, slices, _inputs, (experts, bias))
+
+    def form_of(self, segment: Segment, is_shared: bool) -> list[Any] | None:
+        form = segment.format
+        shared = segment.factor.tolist() if is_shared else []
+        tables = [segment.values.tolist(), segment.scales.tolist(), shared]
+        return [segment.start, segment.stop, *_kind(segment), form.outer, *map(str, tables)]
+
+    def memory_of(self, segment: Segment, is_shared: bool) -> list[Tensor]:
+        factor = [] if is_shared else [segment.factor]
+        return super().memory_of(segment, is_shared) + factor
 
     def bind_lookup(self) -> NativeCodeLookup:
         if len(self.segments) != 1:

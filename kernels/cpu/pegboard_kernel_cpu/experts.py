@@ -85,6 +85,7 @@ def sort_by_expert(
     num_experts: int,
     factors: Tensor | None = None,
     held: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x [T, in], ids [T, k] → rows [T·k, in], places [T, k], starts [E + 1]. A recording keeps
     `starts` at one address."""
@@ -98,11 +99,16 @@ def sort_by_expert(
     sort = Call(
         "sort_by_expert",
         SortByExpert(
-            held=None if held is None else held.data_ptr(), num_experts=num_experts, top_k=top_k
+            held=None if held is None else held.data_ptr(),
+            counts=None if counts is None else counts.data_ptr(),
+            num_ids=0 if held is None else held.shape[-1],
+            turns=len(held) if held is not None and held.dim() == 2 else 1,
+            num_experts=num_experts,
+            top_k=top_k,
         ),
         {"ids": ids},
         {"places": places, "starts": starts},
-        held,
+        (held, counts),
     )
     reads = (
         {"x": x, "places": places}

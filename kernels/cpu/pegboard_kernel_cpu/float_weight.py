@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pegboard.interfaces.quantization import ExpertMemory
 from pegboard.ops.linear import FloatWeight
 from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
@@ -83,9 +84,7 @@ class NativeFloatWeight(FloatWeight):
         rows = self.shape[0] // num_experts
         columns = self.shape[1]
         if rows % GROUP:
-            self.plain()
-            self._packed = None
-            self._stays_plain = True
+            self._keep_plain()
             return super().bind_experts(num_experts, bias)
         packed = self.packed()
         products = [
@@ -105,6 +104,19 @@ class NativeFloatWeight(FloatWeight):
             self._inputs,
             (packed, bias),
         )
+
+    def _keep_plain(self) -> None:
+        self.plain()
+        self._packed = None
+        self._stays_plain = True
+
+    def expert_memory(self, num_experts: int) -> ExpertMemory | None:
+        """See `MovableExpertsMethod`."""
+        if self.shape[0] // num_experts % GROUP:
+            self._keep_plain()
+            return super().expert_memory(num_experts)
+        experts = self.packed().view(num_experts, -1)
+        return ExpertMemory(["packed", self.type, *self.shape], [[expert] for expert in experts])
 
     def _inputs(self, x: Tensor) -> tuple[dict[str, Tensor], list[Call]]:
         return _inputs(x, self.type)

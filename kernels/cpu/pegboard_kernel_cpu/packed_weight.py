@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.quantization import RepackEntry
+from pegboard.interfaces.quantization import ExpertMemory, RepackEntry
 from pegboard.ops.experts import one_by_one
 from pegboard_kernel_cpu.repack import open_packed, store_packed
 
@@ -215,6 +215,34 @@ class PackedWeight:
         """Return the product of all experts in one call for each segment, or None if their segments
         differ. experts: the segments of each expert."""
         raise AssertionError("a subclass overrides together")
+
+    def expert_memory(self, num_experts: int) -> ExpertMemory | None:
+        """See `MovableExpertsMethod`."""
+        rows = self.shape[0] // num_experts
+        of_experts = [self._of_expert(i * rows, (i + 1) * rows) for i in range(num_experts)]
+        experts = [segments for segments in of_experts if segments is not None]
+        if len(experts) < num_experts:
+            return None
+        is_shared = any(each.start // rows < (each.stop - 1) // rows for each in self.segments)
+        forms = [[self.form_of(each, is_shared) for each in segments] for segments in experts]
+        if None in forms[0] or any(form != forms[0] for form in forms):
+            return None
+        memory = [
+            [tensor for each in segments for tensor in self.memory_of(each, is_shared)]
+            for segments in experts
+        ]
+        return ExpertMemory([self.LAYOUT, self.shape[1], forms[0]], memory)
+
+    def form_of(self, segment: Any, is_shared: bool) -> list[Any] | None:
+        """Return, as JSON values, what must be equal for the memory of one segment to be that of
+        another; None = it cannot. is_shared: segments reach over several experts, so what a segment
+        has only once is not moved."""
+        raise AssertionError("a subclass overrides form_of")
+
+    def memory_of(self, segment: Any, is_shared: bool) -> list[Tensor]:
+        """Return what is moved of the segment of an expert."""
+        groups = -(-(segment.stop - segment.start) // GROUP)
+        return [segment.packed[: groups * self.group_bytes(segment)]]
 
     def dense(self) -> Tensor:
         """Return the matrix as float32 [out, in]."""

@@ -370,8 +370,11 @@ class SortByExpert(Structure):
     _fields_ = (
         ("ids", c_void_p),
         ("held", c_void_p),
+        ("counts", c_void_p),
         ("places", c_void_p),
         ("starts", c_void_p),
+        ("num_ids", c_int64),
+        ("turns", c_int64),
         ("num_experts", c_int64),
         ("top_k", c_int64),
     )

@@ -127,6 +127,47 @@ def test_each_expert_multiplies_its_rows(kind: str, counts: tuple[int, ...]) -> 
         torch.testing.assert_close(call(x, starts), expected, atol=allowed, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_experts_can_change_places(kind: str) -> None:
+    rows = 48 if kind in ("float", "blocks", "fp8", "two levels") else 32
+    weight = weight_of(kind, rows)
+    before = weight.dense().clone().view(E, rows, COLUMNS)
+    memory = weight.expert_memory(E).experts
+    for one, other in zip(memory[1], memory[3], strict=True):
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
+    after = weight.dense().view(E, rows, COLUMNS)
+    assert torch.equal(after, before[[0, 3, 2, 1, 4]])
+    assert weight.expert_memory(E).form == weight_of(kind, rows).expert_memory(E).form
+
+
+def test_experts_in_different_forms_stay() -> None:
+    assert weight_of("other bits", 32).expert_memory(E) is None
+    assert weight_of("orders", 32).expert_memory(E) is None
+    odd = NativeBlockWeight((2 * 9, COLUMNS), torch.float32, "cpu")
+    odd.write(0, blocks_of(18))
+    odd.finish()
+    assert odd.expert_memory(2) is None
+    forms = {str(weight_of(kind, 32).expert_memory(E).form) for kind in TOGETHER}
+    assert len(forms) == len(TOGETHER)
+
+
+@pytest.mark.parametrize("rows", [9, 32])
+def test_floats_change_places_before_and_after_they_are_bound(rows: int) -> None:
+    weight = weight_of("float", rows)
+    x = torch.randn(3, COLUMNS)
+    starts = torch.tensor([0, 1, 1, 3, 3, 3], dtype=torch.int32)
+    first = weight.expert_memory(E).experts
+    call = weight.bind_experts(E, None)
+    expected = call(x[[1, 2]], torch.tensor([0, 0, 0, 2, 2, 2], dtype=torch.int32))
+    first[1][0].copy_(first[2][0])
+    found = call(x[[1, 2]], torch.tensor([0, 0, 2, 2, 2, 2], dtype=torch.int32))
+    torch.testing.assert_close(found, expected)
+    assert first[1][0].data_ptr() == weight.expert_memory(E).experts[1][0].data_ptr()
+    assert call(x, starts).shape == (3, rows)
+
+
 def test_matrices_of_odd_sizes_are_computed_too() -> None:
     weight = NativeBlockWeight((2 * 9, COLUMNS), torch.float32, "cpu")
     weight.write(0, blocks_of(18))
@@ -200,6 +241,12 @@ def test_routing_and_order_are_those_of_the_references(
                 experts.sum_experts(found[0], found[1], weights),
                 ops.sum_experts(wanted[0][:end], wanted[1], weights),
             )
+    turns = torch.stack([some[torch.randperm(16, generator=generator)] for _ in range(3)])
+    counts = [torch.full((16,), 5, dtype=torch.int32) for _ in range(2)]
+    turned = experts.sort_by_expert(x, ids, 5, None, turns, counts[0])
+    wanted = ops.sort_by_expert(x, ids, 5, None, turns, counts[1])
+    assert torch.equal(turned[1], wanted[1]) and torch.equal(turned[2], wanted[2])
+    assert torch.equal(*counts) and int(counts[0].sum()) == 16 * 5 + ids.numel()
     rows, places, _ = found
     shared = torch.randn(tokens, 24, generator=generator)
     gate = torch.randn(tokens, 1, generator=generator)

@@ -217,6 +217,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["linear", "round_robin"],
         doc("Experts of a rank: neighbors, or every n-th", needs="enable_expert_parallel"),
     ] = "linear"
+    enable_eplb: Annotated[
+        bool,
+        doc(
+            "Move experts between ranks while they serve, so that all ranks compute equally much",
+            needs="enable_expert_parallel",
+        ),
+    ] = False
+    eplb_config: Annotated[
+        dict[str, Any],
+        doc(
+            "How experts move (JSON): step_interval, window_size (steps whose tokens are counted), "
+            "num_redundant_experts, log_balancedness",
+            needs="enable_eplb",
+        ),
+    ] = {}
     pipeline_parallel_size: Annotated[
         int, doc("Number of pipeline stages that the layers are split into", least=1)
     ] = 1
@@ -411,6 +426,23 @@ class StructuredOutputsConfig(
         return [] if names == ["auto"] else names
 
 
+class EPLBConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of `EngineConfig.eplb_config`.
+
+    window_size: the steps whose tokens are counted. step_interval: the steps after which experts
+    move. num_redundant_experts: how many experts of each layer have another copy. log_balancedness:
+    log how equal the loads of the ranks were, and will be, when experts move. use_async, policy:
+    only their defaults are known.
+    """
+
+    window_size: int = 1000
+    step_interval: int = 3000
+    num_redundant_experts: int = 0
+    log_balancedness: bool = False
+    use_async: bool = False
+    policy: str = "default"
+
+
 class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which plugins may be used, which ambient plugins are on, and the plugins' options by
     "kind.name"."""
@@ -488,6 +520,39 @@ def structured_outputs_config(config: EngineConfig) -> StructuredOutputsConfig:
     return checked
 
 
+def eplb_config(config: EngineConfig) -> EPLBConfig | None:
+    """Check the settings of moving experts. Return None if experts stay. Raises ConfigError."""
+    checked: EPLBConfig = build(EPLBConfig, config.eplb_config, "eplb_config")
+    for name, least in (("window_size", 1), ("step_interval", 1), ("num_redundant_experts", 0)):
+        if (value := getattr(checked, name)) < least:
+            raise ConfigError(f"eplb_config: {name} must be at least {least}, got {value}")
+    if checked.use_async:
+        raise ConfigError(
+            "eplb_config: use_async must be false: experts move between two steps, and not while "
+            "one is computed"
+        )
+    if checked.policy != "default":
+        raise ConfigError(f"eplb_config: policy must be 'default', got {checked.policy!r}")
+    if not config.enable_eplb:
+        return None
+    if config.tensor_parallel_size == 1:
+        raise ConfigError(
+            "enable_eplb needs a tensor_parallel_size of at least 2, so that experts can move from "
+            "rank to rank"
+        )
+    if config.max_loras:
+        raise ConfigError(
+            "enable_eplb cannot be used with LoRA, because adapters of experts do not move; remove "
+            "one of them"
+        )
+    if checked.num_redundant_experts and config.expert_placement_strategy != "linear":
+        raise ConfigError(
+            "eplb_config: num_redundant_experts needs expert_placement_strategy 'linear', got "
+            f"{config.expert_placement_strategy!r}"
+        )
+    return checked
+
+
 def check_engine(config: EngineConfig) -> None:
     """Raise ConfigError for values that cannot work together or are out of range, before anything
     is loaded."""
@@ -520,6 +585,7 @@ def check_engine(config: EngineConfig) -> None:
             f"max_cpu_loras={config.max_cpu_loras} must be at least max_loras={config.max_loras}"
         )
     structured_outputs_config(config)
+    eplb_config(config)
     if not 0 < config.kv_cache_metrics_sample <= 1:
         raise ConfigError(
             f"kv_cache_metrics_sample must be in (0, 1], got {config.kv_cache_metrics_sample}"

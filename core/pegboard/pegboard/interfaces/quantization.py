@@ -7,7 +7,7 @@ checkpoint piece) → finish → bind → calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -193,6 +193,25 @@ class ExpertsMethod(Protocol):
         """Return the callable (x [N, in], starts int32 [E + 1]) → [N, out / E]. The rows of x are
         sorted by expert; expert e multiplies the rows from starts[e] to starts[e + 1]. bias: [E,
         out / E], added to the results."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMemory:
+    """The memory of each expert of a weight, as contiguous tensors: all that is not the same for
+    every expert. form: JSON values. If they are equal, the memory of an expert may be filled with
+    that of another one, also on another rank."""
+
+    form: object
+    experts: "Sequence[Sequence[Tensor]]"
+
+
+class MovableExpertsMethod(Protocol):
+    """An optional addition to the WeightMethod of a layer with `num_experts`: its experts can move
+    to other ranks."""
+
+    def expert_memory(self, num_experts: int) -> ExpertMemory | None:
+        """Return the memory of the experts after `finish`, or None if they cannot be exchanged, for
+        example because they are stored in different formats."""
 
 
 class QuantizationMethod(Protocol):

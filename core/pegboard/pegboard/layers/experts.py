@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.quantization import LinearLayer, WeightMethod
+from pegboard.interfaces.quantization import ExpertMemory, LinearLayer, WeightMethod
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.layers.activation import OPS
 from pegboard.layers.build import Build, Holder, Layer, PlainTensor, bias_of
 from pegboard.layers.lora import AdapterSlots, Weights
 from pegboard.layers.shards import Span, part_of, scaled, stacked
+from pegboard.layers.slots import Slots
 from pegboard.ops.experts import RouterRule
 
 Modules = dict[str, tuple[int, tuple[Span, ...]]]
@@ -92,6 +94,9 @@ class Experts(Layer):
         self.is_interleaved = is_interleaved
         self.group = build.tensor
         self.held = self.group.experts(num_experts)
+        self.slots = (
+            Slots(self.group, num_experts, build.device) if self.group.moves_experts else None
+        )
         is_whole = self.group.shares_out_experts
         self.span = (0, intermediate_size) if is_whole else self.group.share(intermediate_size)
         self.correction: PlainTensor | None = None
@@ -250,7 +255,8 @@ class Experts(Layer):
         else:
             activation = kernels[OPS[self.activation]] if len(self.names) == 3 else squared_relu
         sort = kernels["sort_by_expert"]
-        held = self._places()
+        held = self._places() if self.slots is None else self.slots.turns
+        counts = None if self.slots is None else self.slots.counts
         add_up = kernels["sum_experts"]
         correction = None if self.correction is None else self.correction.data
         weighs_input = self.weighs_input
@@ -271,7 +277,7 @@ class Experts(Layer):
             gate: Tensor | None = None,
         ) -> Tensor:
             rows, places, starts = sort(
-                x, ids, num_experts, weights if weighs_input else None, held
+                x, ids, num_experts, weights if weighs_input else None, held, counts
             )
             if step_rows is None or (used := step_rows()) is None:
                 rows = down(activation(first(rows, starts)), starts)
@@ -313,6 +319,30 @@ class Experts(Layer):
         places = torch.full((self.num_experts,), -1, dtype=torch.int32)
         places[list(self.held)] = torch.arange(len(self.held), dtype=torch.int32)
         return places.to(self.build.device)
+
+    def memory(self) -> ExpertMemory:
+        """Return the memory of the experts that this rank holds, after `finish`. Raises ConfigError
+        if a weight's experts cannot be exchanged."""
+        count = len(self.held)
+        memories: list[ExpertMemory] = []
+        for method in self.methods:
+            find = getattr(method, "expert_memory", None)
+            if find is None or (memory := find(count)) is None:
+                raise ConfigError(
+                    f"{self.build.path}: {type(method).__name__} stores its experts in a form in "
+                    "which they cannot move to other ranks; remove enable_eplb"
+                )
+            memories.append(memory)
+        biases = [bias.data.view(count, -1) for bias in self.biases]
+        forms = [*(memory.form for memory in memories), *([*bias.shape] for bias in biases)]
+        experts = [
+            [
+                *chain(*(memory.experts[slot] for memory in memories)),
+                *(bias[slot] for bias in biases),
+            ]
+            for slot in range(count)
+        ]
+        return ExpertMemory(forms, experts)
 
     def holders(self) -> list[Holder]:
         return [*self.methods, *self.biases, *super().holders()]

@@ -27,19 +27,23 @@ class Group:
     """The ranks that divide the layers of a model. rank: of this one in the group. collective: None
     if there is one rank, or if nothing is computed (the model is only declared). placement: how the
     ranks share out whole experts, neighbors or in turn; None = each has a share of every expert's
-    channels. same_keys: as many consecutive ranks must hold the same KV heads."""
+    channels. redundant: how many experts have another copy; whole experts may then move from rank
+    to rank. None = they stay. same_keys: as many consecutive ranks must hold the same KV heads."""
 
     rank: int = 0
     size: int = 1
     collective: Collective | None = None
     placement: Placement | None = None
+    redundant: int | None = None
     same_keys: int = 1
 
-    def experts(self, count: int) -> range:
+    def experts(self, count: int) -> Sequence[int]:
         """Return the experts of which this rank holds channels. Raises ModelError if whole experts
         are shared out, and there are fewer of them than ranks."""
         if not self.shares_out_experts:
             return range(count)
+        if self.redundant is not None:
+            return self.slots(count)[self.rank]
         neighbors = range(*dealt(count, self.size)[self.rank])
         in_turn = range(self.rank, count, self.size)
         return neighbors if self.placement == "linear" else in_turn
@@ -47,6 +51,27 @@ class Group:
     @property
     def shares_out_experts(self) -> bool:
         return self.placement is not None and self.size > 1
+
+    @property
+    def moves_experts(self) -> bool:
+        return self.redundant is not None and self.shares_out_experts
+
+    def slots(self, count: int) -> list[list[int]]:
+        """Return the experts that each rank holds before the first move. Those that have a copy are
+        the first ones, and no rank has two of the same. Raises ModelError if the ranks cannot hold
+        equally many."""
+        total = count + (self.redundant or 0)
+        each, rest = divmod(total, self.size)
+        if rest or each > count:
+            raise ModelError(
+                f"{self.size} ranks cannot hold {count} experts and {self.redundant} redundant "
+                f"ones in equally many slots, at most {count} each; set num_redundant_experts of "
+                f"eplb_config to a number such as {-count % self.size}"
+            )
+        if self.placement == "round_robin":
+            return [[*range(rank, count, self.size)] for rank in range(self.size)]
+        first = range(0, total, each)
+        return [[slot % count for slot in range(start, start + each)] for start in first]
 
     def share(self, count: int) -> Span:
         """Return this rank's part of `count` channels, in the largest of UNITS with which the

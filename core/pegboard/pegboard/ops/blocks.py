@@ -17,7 +17,7 @@ from torch import Tensor
 from pegboard.ops.linear import FloatWeight
 
 if TYPE_CHECKING:
-    from pegboard.interfaces.quantization import RepackEntry
+    from pegboard.interfaces.quantization import ExpertMemory, RepackEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,10 @@ class BlockWeight:
         """Return the callable of a weight of experts: (x [N, in], starts [E + 1]) → [N, out / E].
         See `ExpertsMethod`."""
         return self._float.bind_experts(num_experts, bias)
+
+    def expert_memory(self, num_experts: int) -> "ExpertMemory | None":
+        """See `MovableExpertsMethod`."""
+        return self._float.expert_memory(num_experts)
 
     def bind_lookup(self) -> Callable[[Tensor], Tensor]:
         """Return the callable [T] row indices → [T, in]. Only for a table."""

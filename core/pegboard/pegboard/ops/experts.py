@@ -68,18 +68,24 @@ def sort_by_expert(
     num_experts: int,
     factors: Tensor | None = None,
     held: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Copy each token once for each of its experts: x [T, in], ids [T, k] → rows [T·k, in], places
     int32 [T, k], where each copy is among the rows, and starts int32 [E + 1]: expert e has the rows
     starts[e] to starts[e + 1].
 
-    factors: [T, k], multiplied with the copies. held: int32 [ids], the number of each expert here,
-    or -1 if another rank has it. The place of its tokens is then -1, and the last rows, as many as
-    there are such places, have no meaning.
+    factors: [T, k], multiplied with the copies. held: int32 [ids] or [turns, ids], the number of
+    each expert here, or -1 if another rank has it. Of several turns, token t has the one at t %
+    turns. The place of its tokens is then -1, and the last rows, as many as there are such places,
+    have no meaning. counts: int32 [ids], to which the number of tokens of each expert is added.
     """
     numbers = ids.flatten()
+    if counts is not None:
+        counts += torch.bincount(numbers, minlength=len(counts)).int()
     if held is not None:
-        numbers = held[numbers.long()]
+        tables = held.view(-1, held.shape[-1])
+        turns = torch.arange(len(ids), device=ids.device) % len(tables)
+        numbers = tables[turns.unsqueeze(1), ids.long()].flatten()
         numbers = numbers.where(numbers >= 0, num_experts)
     order = numbers.argsort(stable=True)
     places = torch.empty_like(order).scatter_(
@@ -124,7 +130,8 @@ def one_by_one(
     """Return the product of sorted rows from the products of each expert: (x [N, in], starts [E +
     1]) → [N, width].
 
-    bias: [E, width] or None. The callable reads `starts` on the host.
+    bias: [E, width] or None. The callable reads `starts` on the host. Rows after the last start
+    have no expert and become zeros.
     """
 
     def forward(x: Tensor, starts: Tensor) -> Tensor:
@@ -134,6 +141,7 @@ def one_by_one(
             if bounds[expert] < bounds[expert + 1]:
                 part = call(x[bounds[expert] : bounds[expert + 1]])
                 parts.append(part if bias is None else part + bias[expert])
+        parts.append(x.new_zeros(len(x) - bounds[-1], width))
         return torch.cat(parts)
 
     return forward

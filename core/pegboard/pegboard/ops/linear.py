@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pegboard.interfaces.quantization import QuantizationSetup
+from pegboard.interfaces.quantization import ExpertMemory, QuantizationSetup
 from pegboard.ops.experts import one_by_one
 
 
@@ -74,6 +74,11 @@ class FloatWeight:
             weights.shape[1],
             bias,
         )
+
+    def expert_memory(self, num_experts: int) -> ExpertMemory | None:
+        """See `MovableExpertsMethod`."""
+        weights = self.plain().view(num_experts, -1)
+        return ExpertMemory([str(self.dtype), *self.shape], [[weight] for weight in weights])
 
     def bind_lookup(self) -> Callable[[Tensor], Tensor]:
         """Return the callable [T] row indices → [T, in]. Only for a table."""

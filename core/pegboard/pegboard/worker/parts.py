@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.config.data_parallel import local_engine, local_engines
 from pegboard.config.limits import Limits
-from pegboard.config.schema import EngineConfig
+from pegboard.config.schema import EngineConfig, eplb_config
 from pegboard.data.pooling_params import Pooling
 from pegboard.errors import blame, expect
 from pegboard.installed import Entry
@@ -150,7 +150,9 @@ def groups_of(
         config.cp_kv_cache_interleave_size,
     )
     placement = config.expert_placement_strategy if config.enable_expert_parallel else None
-    tensor = replace(tensor, placement=placement, same_keys=shared)
+    eplb = eplb_config(config)
+    redundant = None if eplb is None else eplb.num_redundant_experts
+    tensor = replace(tensor, placement=placement, redundant=redundant, same_keys=shared)
     return Ranks(tensor, stage, context, before, after)
 
 

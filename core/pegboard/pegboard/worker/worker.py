@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.config.schema import EngineConfig
+from pegboard.config.schema import EngineConfig, eplb_config
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.data.pooling_params import Pooling
 from pegboard.data.request import LoRARequest
@@ -35,6 +35,7 @@ from pegboard.plugins.selection import Decision
 from pegboard.worker import memory
 from pegboard.worker.adapters import Adapters, read_files
 from pegboard.worker.endings import Masks
+from pegboard.worker.expert_balance import ExpertBalance
 from pegboard.worker.first_steps import checked
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.model_loader import check_memory
@@ -94,12 +95,13 @@ def part_of_group(group: KVGroup, specs: Mapping[int, KVCacheSpec]) -> KVGroup:
 class Worker:
     """The order of calls is load → allocate → warm_up → run … → stop. models: the target first.
     runners: one for each model, in the same order. extension_methods: the names that
-    `worker_extension_cls` has added."""
+    `worker_extension_cls` has added. balance: moves experts between ranks; None = they stay."""
 
     setup: WorkerSetup
     runners: Sequence[ModelRunner] = ()
     replay: Replay | None = None
     extension_methods: frozenset[str] = frozenset()
+    balance: ExpertBalance | None = None
 
     def __init__(self, registry: Registry, plan: WorkerPlan, place: Place) -> None:
         self.registry = registry
@@ -142,6 +144,10 @@ class Worker:
                 free_bytes *= self.setup.ranks.tensor.size  # each rank holds a share
                 check_memory(model.declared, model.checkpoint, self.config.quantization, free_bytes)
                 model.load()
+            if (eplb := eplb_config(self.config)) is not None:
+                layers = [layer for model in self.models for layer in model.layers]
+                setup = self.setup
+                self.balance = ExpertBalance(layers, setup.ranks.tensor, eplb, setup.device.name)
             specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
             if self.config.calculate_kv_scales:
                 self._calculate_kv_scales(specs)
@@ -259,6 +265,8 @@ class Worker:
         self.registry.record(replace(decision, notes=notes))
         for view in memory.tensors_of(parts.views):  # what the steps wrote
             view[0].zero_()
+        if self.balance is not None:
+            self.balance.forget()
         return list(self.registry.decisions.values())
 
     def embedding_size(self) -> int:
@@ -282,7 +290,10 @@ class Worker:
         """Run one step. The returned callable waits for its result. The next step may be run before
         that."""
         with blame(None, self.registry.modules):
-            return self.running.run(batch, masks)
+            finish = self.running.run(batch, masks)
+            if self.balance is not None and batch.num_rows:
+                self.balance.end_step()
+            return finish
 
     def call(self, method: str, *args: object) -> object:
         """Run one of START_CALLS, SERVING_CALLS and ENGINE_CALLS."""
@@ -343,6 +354,8 @@ class Worker:
                 f"the platform {self.setup.platform_name} cannot release memory; level 0 pauses "
                 "the engine and keeps it"
             )
+        if self.balance is not None:
+            self.balance.restore()
         weights = WeightMemory(self.models, release)
         weights.sleep(level)
         self.asleep = {
@@ -360,6 +373,8 @@ class Worker:
         values that are not finite, it is filled from the last one again. None = undo the last
         update, because it has failed on another rank. Raises ModelError, and EngineDeadError if the
         last one cannot be read either."""
+        if self.balance is not None:
+            self.balance.restore()
         if checkpoint is None:
             self.models[0].undo_update()
         else:

@@ -123,11 +123,19 @@ EXPORT void zero_experts(const Step *step, Worker *worker, const void *arguments
 
 typedef struct {
     const int32_t *ids; /* [tokens][top_k] */
-    const int32_t *held; /* [ids]: the number of each expert here, -1 = another rank has it; NULL = all are here */
+    const int32_t *held; /* [turns][num_ids]: the number of each expert here, -1 = another rank has it; NULL = all are here */
+    int32_t *counts; /* [num_ids]: how many tokens chose each expert are added; NULL = they are not counted */
     int32_t *places; /* [tokens][top_k]: the place of each choice among the sorted rows, -1 = it is not here */
     int32_t *starts; /* [experts + 1] */
-    int64_t num_experts, top_k;
+    int64_t num_ids, turns, num_experts, top_k;
 } SortByExpert;
+
+/* The number here of the expert that choice i is, -1 = another rank has it. */
+INLINE int32_t number_here(const SortByExpert *a, int64_t i) {
+    if (!a->held) return a->ids[i];
+    int64_t turn = a->turns > 1 ? i / a->top_k % a->turns : 0;
+    return a->held[turn * a->num_ids + a->ids[i]];
+}
 
 EXPORT void sort_by_expert(const Step *step, Worker *worker, const void *arguments) {
     const SortByExpert *a = arguments;
@@ -135,8 +143,9 @@ EXPORT void sort_by_expert(const Step *step, Worker *worker, const void *argumen
         int64_t count = step->num_tokens * a->top_k;
         int32_t next[a->num_experts];
         memset(next, 0, sizeof next);
+        for (int64_t i = 0; a->counts && i < count; i++) a->counts[a->ids[i]]++;
         for (int64_t i = 0; i < count; i++) {
-            int32_t expert = a->held ? a->held[a->ids[i]] : a->ids[i];
+            int32_t expert = number_here(a, i);
             if (expert >= 0) next[expert]++;
         }
         a->starts[0] = 0;
@@ -145,7 +154,7 @@ EXPORT void sort_by_expert(const Step *step, Worker *worker, const void *argumen
             next[e] = a->starts[e];
         }
         for (int64_t i = 0; i < count; i++) {
-            int32_t expert = a->held ? a->held[a->ids[i]] : a->ids[i];
+            int32_t expert = number_here(a, i);
             a->places[i] = expert < 0 ? -1 : next[expert]++;
         }
     }

@@ -11,6 +11,7 @@ from torch import Tensor
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.quantization import (
     EmbeddingLayer,
+    ExpertMemory,
     LinearLayer,
     Part,
     QuantizationSetup,
@@ -85,6 +86,10 @@ class PlainWeight:
     ) -> Callable[[Tensor, Tensor], Tensor]:
         bound: Callable[[Tensor, Tensor], Tensor] = self.weight.bind_experts(num_experts, bias)
         return bound
+
+    def expert_memory(self, num_experts: int) -> ExpertMemory | None:
+        memory: ExpertMemory | None = self.weight.expert_memory(num_experts)
+        return memory
 
     def dequantize(self) -> Tensor:
         return self.weight.dense().float()
