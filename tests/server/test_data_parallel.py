@@ -125,6 +125,38 @@ def test_two_engines_of_two_ranks(server: Server, start_server: StartServer) -> 
     four.check_nothing_left()
 
 
+def test_two_engines_behind_two_api_processes(server: Server, start_server: StartServer) -> None:
+    """Requests of both processes are shared out among both engines, wherever they are accepted."""
+    two = start_server(*TWO, "--api-server-count", "2", "--engine-stall-s", "2")
+    pids = two.engine_pids()
+    assert answers(two) == answers(server)
+    for rank in (0, 1):
+        before = by_engine(two, "generation_tokens_total")
+        for _ in range(4):  # new connections, which both processes accept
+            complete(two, "One", rank=rank)
+        wait_until(
+            lambda rank=rank, before=before: (
+                by_engine(two, "generation_tokens_total")
+                == before | {str(rank): before[str(rank)] + 48}
+            ),
+            "every process shows the tokens of the engine",
+        )
+    assert complete(two, "One", rank=2)["error"]["code"] == 400
+    with running_stream(two), running_stream(two):
+        wait_until(
+            lambda: list(by_engine(two, "num_requests_running").values()) == [1, 1],
+            "each engine has a request",
+        )
+    two.wait_until_idle()
+    os.kill(pids[1], signal.SIGSTOP)
+    wait_until(lambda: HTTP.get(f"{two.url}/health").status_code == 503, "the stall is noticed")
+    os.kill(pids[1], signal.SIGCONT)
+    wait_until(lambda: HTTP.get(f"{two.url}/health").status_code == 200, "it answers again")
+    os.kill(pids[1], signal.SIGKILL)
+    assert two.wait() == 1
+    two.check_nothing_left()
+
+
 def test_external_balancing(start_server: StartServer) -> None:
     """A server whose only engine is number 1 of 2."""
     server = start_server(
@@ -138,7 +170,6 @@ def test_external_balancing(start_server: StartServer) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("-dp", "2", "--api-server-count", "2"), "data_parallel_external_lb"),
         (("-dp", "2", "-dpl", "1"), "data_parallel_hybrid_lb"),
         (("-dp", "2", "-dpe"), "data_parallel_rank"),
         (("-dp", "2", "-dph"), "data_parallel_size_local"),

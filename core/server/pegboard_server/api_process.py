@@ -25,11 +25,12 @@ from pegboard.log import get_logger
 from pegboard_server.settings import ServerConfig
 
 if TYPE_CHECKING:
-    from pegboard.engine.boundary.client import EngineLink
+    from pegboard.engine.boundary.client import EngineProcess
     from pegboard.engine.boundary.engines import Engines
     from pegboard.front.async_llm import AsyncLLM
     from pegboard.interfaces.metrics import Sample
     from pegboard.plan.engine_plan import EnginePlan
+    from pegboard_server.hub import HubEngine
 
 log = get_logger(__name__)
 
@@ -39,7 +40,7 @@ Announce = Callable[[str], object]
 async def serve_client(
     client: "AsyncLLM",
     listener: socket.socket,
-    engine: "EngineLink | Engines | None" = None,
+    engine: "EngineProcess | Engines | HubEngine | None" = None,
     *,
     on_ready: Announce,
     on_loaded: Callable[[], object] = lambda: None,
@@ -55,7 +56,7 @@ async def serve_client(
     from pegboard_server.gateway import Traffic
     from pegboard_server.memory import keep_little
     from pegboard_server.server import run_server
-    from pegboard_server.watchdog import LoopGuard
+    from pegboard_server.watchdog import LoopGuard, watch_engines
 
     keep_little()
     config = client.plan.settings.section(ServerConfig)
@@ -80,7 +81,9 @@ async def serve_client(
         # what is loaded now stays; a collection that looks at all of it takes up to 0.3 s in a
         # large request
         gc.freeze()
-        watching = asyncio.create_task(_watch(engine, config)) if engine is not None else None
+        watching = (
+            asyncio.create_task(watch_engines(engine.parts, config)) if engine is not None else None
+        )
         try:
             with LoopGuard(client.registry.modules, config.plugin_call_s).active():
                 return await run_server(
@@ -100,14 +103,6 @@ async def serve_client(
                 hooks[0].call("pegboard_role_stopping", hooks[1])
 
 
-async def _watch(engine: "EngineLink | Engines", config: "ServerConfig") -> None:
-    from pegboard_server.watchdog import Heart, heart_of, watch_engine
-
-    await asyncio.gather(
-        *(watch_engine(part, Heart(heart_of(part.folder), config)) for part in engine.parts)
-    )
-
-
 def _life(client: "AsyncLLM") -> Health:
     """Whether the engine has died. The server outlives an engine that has only stalled."""
     return Health(not client.errored, str(client.dead_error))
@@ -123,17 +118,20 @@ def _hooks(client: "AsyncLLM") -> tuple[Any, Any] | None:
     return Hooks(client.registry), Role("api")
 
 
-def run_child(index: int, count: int, plan_file: str, address: str, listener_fd: int) -> None:
+def run_child(
+    index: int, count: int, plan_file: str, address: str, folders: list[str], listener_fd: int
+) -> None:
     """The body of one of `count` API processes: serves until the parent says stop. The parent
     handles signals. Exits with 1 when the engine died, and with 3 when serving could not start.
-    plan_file holds the pickled plan. address is that of the parent's hub."""
+    plan_file holds the pickled plan. address is that of the parent's hub.
+    folders: of the engines."""
     from pegboard.engine.boundary.spawn import take_signals
 
     take_signals(signal.SIG_IGN)
     try:
         plan = pickle.loads(Path(plan_file).read_bytes())
         code = asyncio.run(
-            _serve_child(plan, index, count, address, socket.socket(fileno=listener_fd))
+            _serve_child(plan, index, count, address, folders, socket.socket(fileno=listener_fd))
         )
     except PegboardError as error:
         log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
@@ -142,7 +140,12 @@ def run_child(index: int, count: int, plan_file: str, address: str, listener_fd:
 
 
 async def _serve_child(
-    plan: "EnginePlan", index: int, count: int, address: str, listener: socket.socket
+    plan: "EnginePlan",
+    index: int,
+    count: int,
+    address: str,
+    folders: list[str],
+    listener: socket.socket,
 ) -> int:
     from pegboard.front.async_llm import AsyncLLM
     from pegboard.plugins.registry import Registry
@@ -153,7 +156,7 @@ async def _serve_child(
     if (log_config := plan.settings.section(ServerConfig).log_config_file) is not None:
         apply_log_config(log_config)
     stop = asyncio.Event()
-    engine = HubEngine(address, index, count, stop.set)
+    engine = HubEngine(address, index, count, [Path(folder) for folder in folders], stop.set)
     registry = Registry.from_lock(plan.lock)
     client = AsyncLLM.of_plan(plan, registry, engine, metrics=HTTP_METRICS)
     return await serve_client(

@@ -1,4 +1,4 @@
-"""Several API processes on one engine (`--api-server-count`). The parent starts them, passes
+"""Several API processes (`--api-server-count`). The parent starts them, passes
 messages on, and ends them together.
 
 Each process counts for itself towards `max_running_requests`. The engine is shared, and with it the
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegboard.engine.boundary.spawn import Child, signals_wait
@@ -21,10 +20,11 @@ from pegboard_server.hub import EngineHub
 from pegboard_server.listener import BACKLOG, address_of
 from pegboard_server.settings import ServerConfig
 from pegboard_server.stopping import stop_signals
-from pegboard_server.watchdog import Heart, heart_of, watch_engine
+from pegboard_server.watchdog import watch_engines
 
 if TYPE_CHECKING:
     from pegboard.engine.boundary.client import EngineProcess
+    from pegboard.engine.boundary.engines import Engines
     from pegboard.plan.engine_plan import EnginePlan
 
 log = get_logger(__name__)
@@ -39,13 +39,13 @@ class ApiProcesses:
     def __init__(
         self,
         plan: "EnginePlan",
-        engine: "EngineProcess",
+        engine: "EngineProcess | Engines",
         listener: socket.socket,
         on_ready: Announce,
     ) -> None:
         self._config = plan.settings.section(ServerConfig)
         self._count = self._config.api_server_count
-        self._plan_file = Path(engine.folder) / "plan"  # only this user can read it
+        self._plan_file = engine.parts[0].folder / "plan"  # only this user can read it
         self._plan_file.write_bytes(pickle.dumps(plan))
         self._engine = engine
         self._listener = listener
@@ -65,9 +65,7 @@ class ApiProcesses:
                 self._listen()
                 self._hub.attach()
                 self._start()
-                watching = loop.create_task(
-                    watch_engine(self._engine, Heart(heart_of(self._engine.folder), self._config))
-                )
+                watching = loop.create_task(watch_engines(self._engine.parts, self._config))
                 await self._ended.wait()
                 self._hub.stop_apis()
                 await self._wait_for_children()
@@ -104,6 +102,7 @@ class ApiProcesses:
                     count=self._count,
                     plan_file=str(self._plan_file),
                     address=self._hub.address,
+                    folders=[str(part.folder) for part in self._engine.parts],
                     listener_fd=fd,
                 )
             self._children.append(child)

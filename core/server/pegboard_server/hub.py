@@ -1,8 +1,8 @@
-"""One engine process for several API processes. The parent holds the `EngineProcess` and passes
-messages on. Each API process has a `HubEngine`, which `AsyncLLM` uses like an `EngineProcess`.
+"""The engine processes of several API processes. The parent holds them and passes messages on. Each
+API process has a `HubEngine`, which `AsyncLLM` uses like an `EngineProcess`.
 
 Request ids are unique only within an API process. Therefore the number of the process is appended
-to them on the way to the engine ("abc@1"). The parent passes messages to the engine without
+to them on the way to the engine ("abc@1"). The parent passes messages to a single engine without
 decoding them, and sorts the answers by that number. `Measured` and the end of the engine are sent
 to every API process.
 """
@@ -10,13 +10,15 @@ to every API process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import zmq
 
 from pegboard.engine.boundary.client import EngineLink, EngineProcess
+from pegboard.engine.boundary.engines import Engines
 from pegboard.engine.boundary.messages import (
     Abort,
     Add,
@@ -55,7 +57,7 @@ class EngineHub:
 
     def __init__(
         self,
-        engine: EngineProcess,
+        engine: EngineProcess | Engines,
         count: int,
         on_serving: Callable[[], None],
         on_end: Callable[[], None],
@@ -75,7 +77,7 @@ class EngineHub:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
         self._socket.linger = 1000  # ms: leaves time to deliver the message about the engine's end
-        self.address = f"ipc://{Path(engine.folder) / 'apis'}"
+        self.address = f"ipc://{engine.parts[0].folder / 'apis'}"
         self._socket.bind(self.address)
 
     def attach(self) -> None:
@@ -171,19 +173,41 @@ def _index_of(request_id: str) -> int:
     return int(request_id.rpartition("@")[2])
 
 
+@dataclass
+class SeenEngine:
+    """One of the engines, as an API process watches it. folder: has its heart. stalled: see
+    `EngineLink`."""
+
+    folder: Path
+    stalled: str = ""
+
+
 class HubEngine(EngineLink):
-    """An API process's end of the connection: the engine as `AsyncLLM` uses it. index is the number
-    of this process among `count` API processes.
+    """An API process's end of the connection: the engines as `AsyncLLM` uses them. index is the
+    number of this process among `count` API processes. folders: of the engines.
 
     on_stop is called when the parent wants this process to exit.
     """
 
-    def __init__(self, address: str, index: int, count: int, on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        index: int,
+        count: int,
+        folders: Sequence[Path],
+        on_stop: Callable[[], None],
+    ) -> None:
         super().__init__(address, identity=str(index).encode(), linger_ms=1000)
+        self.parts = [SeenEngine(folder) for folder in folders]
         self._index = index
         self._count = count
         self._on_stop = on_stop
         self._mark = f"@{index}"
+
+    @property
+    def stalled(self) -> str:  # type: ignore[override]
+        """Why an engine does not answer at present, or ""."""
+        return next((part.stalled for part in self.parts if part.stalled), "")
 
     def attach(
         self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
@@ -194,11 +218,10 @@ class HubEngine(EngineLink):
     def send(self, message: ToEngine) -> None:
         """Queue a message for the engine. Never blocks."""
         if isinstance(message, Add):
-            message = Add(
-                msgspec.structs.replace(
-                    message.request, request_id=message.request.request_id + self._mark
-                )
+            request = msgspec.structs.replace(
+                message.request, request_id=message.request.request_id + self._mark
             )
+            message = msgspec.structs.replace(message, request=request)
         elif isinstance(message, Abort):
             message = msgspec.structs.replace(
                 message, ids=[name + self._mark for name in message.ids]

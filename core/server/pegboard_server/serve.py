@@ -10,8 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pegboard import env
-from pegboard.config.data_parallel import engine_numbers
-from pegboard.errors import ConfigError
 from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard.log import set_up_logging
 from pegboard_server.settings import ServerConfig, check_server
@@ -63,12 +61,6 @@ class Serve:
         )
         server = settings.section(ServerConfig)
         check_server(server)
-        if server.api_server_count > 1 and len(engine_numbers(settings.engine)) > 1:
-            raise ConfigError(
-                f"api_server_count is {server.api_server_count}, but several engines have one API "
-                "process; leave it out, or start a server for each engine with "
-                "data_parallel_external_lb and put a router in front of them"
-            )
         if settings.engine.max_loras or server.lora_modules or server.lora_resolvers:
             from pegboard_server.adapters import check_adapters
 
@@ -148,7 +140,7 @@ def _serve_here(
 
 def _serve_in_children(
     settings: "Settings",
-    engine: "EngineProcess",
+    engine: "EngineProcess | Engines",
     listener: "socket.socket",
     on_loaded: Callable[[], None],
     on_started: Callable[[], object],

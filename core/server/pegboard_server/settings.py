@@ -25,7 +25,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_server_count: Annotated[
         int,
         doc(
-            "Number of API processes, which share the address and the engine",
+            "Number of API processes, which share the address and the engines",
             is_common=True,
             least=1,
         ),

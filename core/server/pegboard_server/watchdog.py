@@ -20,15 +20,15 @@ import threading
 import time
 import traceback
 from asyncio.events import Handle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures.thread import _WorkItem
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from pegboard.engine.boundary.client import EngineLink, EngineProcess
+from pegboard.engine.boundary.client import EngineProcess
 from pegboard.errors import PluginFailure, culprit
 from pegboard.log import get_logger
 from pegboard_server.settings import ServerConfig
@@ -46,6 +46,13 @@ LOG_AFTER_S = 10.0
 """How long a call in the engine may take before the log says so."""
 
 HEART_BYTES = 1024
+
+
+class Seen(Protocol):
+    """An engine that is watched. folder: has its heart. stalled: see `EngineLink`."""
+
+    folder: Path
+    stalled: str
 
 
 class Beat(msgspec.Struct):
@@ -159,7 +166,13 @@ class WatchedEngine(EngineProcess):
         self._process.kill()
 
 
-async def watch_engine(engine: EngineLink, heart: Heart) -> None:
+async def watch_engines(engines: Iterable[Seen], config: ServerConfig) -> None:
+    """Watch all of these engines. Runs until it is cancelled."""
+    hearts = [(engine, Heart(heart_of(engine.folder), config)) for engine in engines]
+    await asyncio.gather(*(watch_engine(engine, heart) for engine, heart in hearts))
+
+
+async def watch_engine(engine: Seen, heart: Heart) -> None:
     """Keep `engine.stalled` up to date, and end the engine if this process owns it. Runs until it
     is cancelled."""
     while True:

@@ -43,7 +43,11 @@ class Clients:
         self.hub.attach()
         self.engines = [
             HubEngine(
-                self.hub.address, index, COUNT, lambda index=index: self.stopped.append(index)
+                self.hub.address,
+                index,
+                COUNT,
+                [self.process.folder],
+                lambda index=index: self.stopped.append(index),
             )
             for index in range(COUNT)
         ]

@@ -52,7 +52,10 @@ CRASH_ADVICE = (
 
 class EngineLink:
     """A socket to the engine. After `attach`, the running event loop calls back for every message
-    and when the engine dies."""
+    and when the engine dies. stalled: why the engine does not answer at present, set by whoever
+    watches it; "" = it answers."""
+
+    stalled = ""
 
     def __init__(self, address: str, *, identity: bytes = b"", linger_ms: int = 0) -> None:
         self.folder = Path(address.removeprefix("ipc://")).parent
@@ -68,14 +71,6 @@ class EngineLink:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[FromEngine], None] | None = None
         self._on_death: Callable[[EngineDeadError], None] | None = None
-        self.stalled = ""
-        """Why the engine does not answer at present, set by whoever watches it. Empty: it
-        answers."""
-
-    @property
-    def parts(self) -> "Sequence[EngineLink]":
-        """The links to single engines."""
-        return (self,)
 
     def attach(
         self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
@@ -171,6 +166,11 @@ class EngineProcess(EngineLink):
             )
             self.pid = self._process.pid
             atexit.register(self.stop)
+
+    @property
+    def parts(self) -> "Sequence[EngineProcess]":
+        """The processes of single engines."""
+        return (self,)
 
     def start(self, plan: Any, *, wants_samples: bool = False) -> None:
         """Send the plan. The engine answers with `Ready` or `Dead`. wants_samples: the engine also

@@ -35,6 +35,7 @@ from pegboard.engine.boundary.messages import (
     StepDeltas,
     Stop,
     ToEngine,
+    decode_to_engine,
 )
 from pegboard.errors import EngineDeadError
 
@@ -112,6 +113,15 @@ class Engines:
                 self._asked[message.call_id] = message.action, {}
             for part in self.parts:
                 part.send(message)
+
+    def send_encoded(self, data: bytes) -> None:
+        """Send a message that is already encoded."""
+        self.send(decode_to_engine(data))
+
+    def detach(self) -> None:
+        """As `EngineProcess.detach`."""
+        for part in self.parts:
+            part.detach()
 
     def _abort(self, message: Abort) -> None:
         ids: dict[int, list[str]] = {}
