@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pegboard_platform_cpu.platform import CPUPlatform
+from test_depths import GPT2
 from test_state_parity import ARCHITECTURES as STATES
 from tiny_models import check_cached, check_parity, divide, open_llm, random_prompts
 
@@ -111,6 +112,7 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_next": MODELS["delta rule, gated attention"],
 }
+FALLBACK = {"hf_overrides": {"architectures": ["SomeForCausalLM"]}}
 STAGED = {**MODELS, "hybrid": STATES["bamba"]}
 del STAGED["closed gates"]
 Write = Callable[..., Any]
@@ -149,6 +151,39 @@ def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count
     kind, values = MODELS[name]
     divide(monkeypatch, count)
     check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("llama", HEADS),
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+        ("gpt_neox", {"hidden_size": 48, "num_attention_heads": 6}),
+        ("starcoder2", {}),
+        ("cohere", {}),
+        ("helium", {"head_dim": 8}),
+        ("qwen3", {"head_dim": 8}),
+        ("gemma2", {"head_dim": 8}),
+        ("olmo2", {}),
+        ("glm", {"head_dim": 8, "pad_token_id": 0}),
+        ("phi3", {"pad_token_id": 0}),
+        ("mixtral", EXPERTS),
+        ("deepseek_v3", LATENT),
+    ],
+)
+def test_the_fallback(
+    write: Write, monkeypatch: pytest.MonkeyPatch, kind: str, values: dict[str, Any], count: int
+) -> None:
+    """Modules of transformers, divided by its plan. Of some plans, attention stays whole."""
+    divide(monkeypatch, count)
+    reference = write(kind, "fallback", **values)
+    check_parity(reference, lengths=(6, 17), max_model_len=64, **FALLBACK)
+
+
+def test_the_fallback_in_processes(write: Write) -> None:
+    settings = {"tensor_parallel_size": 2, "block_size": 16, "max_model_len": 64, **FALLBACK}
+    check_parity(write("mixtral", "fallback", **EXPERTS), lengths=(6, 33), **settings)
 
 
 @pytest.mark.parametrize("placement", ["linear", "round_robin"])
@@ -398,9 +433,8 @@ def test_what_ranks_cannot_divide_is_refused_by_name(write: Write) -> None:
     def opened(directory: Any, ranks: int, **settings: Any) -> LLM:
         return open_llm(directory, tensor_parallel_size=ranks, num_threads=1, **settings)
 
-    fallback = {"hf_overrides": {"architectures": ["SomeForCausalLM"]}}
-    with pytest.raises(ConfigError, match="cannot divide its layers"):
-        opened(write("llama", "fallback").directory, 2, **fallback)
+    with pytest.raises(ModelError, match="no tensor parallel plan for GPT2LMHeadModel"):
+        opened(write(GPT2[0], "fallback", **GPT2[1]).directory, 2, **FALLBACK)
     with pytest.raises(ModelError, match="4 heads, .* to divide among 5 ranks|has 2 heads"):
         opened(write("llama").directory, 5)
 

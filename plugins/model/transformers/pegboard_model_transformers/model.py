@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from pegboard_model_transformers.modules import (
 from pegboard_model_transformers.names import Names
 from pegboard_model_transformers.probe import PAGED, PROBE, SERVE, AttentionCall, run_probe
 from pegboard_model_transformers.rotary import ModuleRotary, RotaryCall
+from pegboard_model_transformers.shares import Shares
 
 POOLING = (
     "Model",
@@ -75,10 +77,11 @@ class TransformersModel(nn.Module):
         notes = run_probe(model, inner, dtype)
         check_attention(model, notes.calls)
         part_calls = divide(build, inner, notes.calls, lambda: run_probe(model, inner, dtype))
-        declare_attention(build, model, part_calls)
+        shares = Shares(build.tensor, model, part_calls)
+        declare_attention(build, model, part_calls, shares)
         make_buffers(model, build.device)
         declare_rotary(build, model, notes.rotary)
-        self.embedding = declare_layers(build, model)
+        self.embedding = declare_layers(build, model, shares)
         for module in model.modules():
             if isinstance(module, PreTrainedModel):
                 module.config._attn_implementation = SERVE
@@ -203,15 +206,18 @@ def check_attention(model: Any, calls: list[AttentionCall]) -> None:
         )
 
 
-def declare_attention(build: Build, model: Any, calls: Sequence[AttentionCall | None]) -> None:
+def declare_attention(
+    build: Build, model: Any, calls: Sequence[AttentionCall | None], shares: Shares
+) -> None:
     """Declare one paged attention layer for each attention module. None = the layer is not
     there."""
     paths = {id(module): path for path, module in model.named_modules()}
     for index, call in enumerate(calls):
         if call is None:
             continue
+        path = paths[id(call.module)]
         layer = Attention(
-            build.at(paths[id(call.module)]),
+            replace(build.at(path), tensor=shares.attention(path)),
             index,
             call.num_heads,
             call.num_kv_heads,
@@ -233,7 +239,7 @@ def declare_rotary(build: Build, model: Any, calls: Sequence[RotaryCall]) -> Non
         ModuleRotary(build.at(path), its_calls, length)
 
 
-def declare_layers(build: Build, model: Any) -> Embedding:
+def declare_layers(build: Build, model: Any, shares: Shares) -> Embedding:
     """Replace linear modules, stacked experts, the token embedding and the head by Pegboard's
     layers, and allocate all other tensors. Returns the embedding."""
     names = Names(model)
@@ -262,7 +268,7 @@ def declare_layers(build: Build, model: Any) -> Embedding:
     lists_experts = names.experts_are_listed()
     for path, module in model.named_modules():
         if type(module) is nn.Linear and path not in replaced:
-            replaced[path] = ModuleLinear(build.at(path), module, names)
+            replaced[path] = ModuleLinear(build.at(path), module, names, shares.of(path, module))
         elif lists_experts and (activation := expert_activation(module)) is not None:
             replaced[path] = ModuleExperts(build.at(path), module, activation, names)
     for path, layer in replaced.items():

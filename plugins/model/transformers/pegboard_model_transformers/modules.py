@@ -17,21 +17,28 @@ from pegboard.layers import Build, Embedding, Experts, Head, Layer, Linear
 from pegboard.layers.activation import OPS
 from pegboard.layers.build import Holder
 from pegboard_model_transformers.names import Names, Source
+from pegboard_model_transformers.shares import Share
 
 
 class ModuleLinear(Linear):
-    """Replaces an nn.Linear: [1, T, in] → [1, T, out]."""
+    """Replaces an nn.Linear: [1, T, in] → [1, T, out]. share: what this rank holds of it."""
 
-    def __init__(self, build: Build, linear: nn.Linear, names: Names) -> None:
+    def __init__(self, build: Build, linear: nn.Linear, names: Names, share: Share) -> None:
         super().__init__(
-            build, linear.in_features, linear.out_features, bias=linear.bias is not None
+            build,
+            linear.in_features,
+            linear.out_features,
+            bias=linear.bias is not None,
+            split="columns" if share.is_summed else None,
+            heads=share.heads,
         )
         self.names = names
+        self.section = linear.out_features, share.rows or (0, linear.out_features)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         path = self.names.module_path(self.build.path, available)
         self.build = replace(self.build, path=path)
-        self.hold({path: [(self.out_features, (0, self.out_features))]})
+        self.hold({path: [self.section]})
         return super().declare(available)
 
     def bind(self) -> None:
@@ -145,7 +152,7 @@ class ModuleHead(Head):
         self.names = names
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        if self.tied is None:
+        if self.embedding is None:
             self.build = replace(
                 self.build, path=self.names.module_path(self.build.path, available)
             )

@@ -8,4 +8,5 @@ TRANSFORMERS = ModelSpec(
     api="1.0",
     implementation="pegboard_model_transformers.model:TransformersModel",
     tier="reference",
+    flags=frozenset({"tensor_parallel"}),
 )
