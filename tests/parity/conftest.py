@@ -28,6 +28,7 @@ from tiny_models import (
 
 NOT_DIVIDED = re.compile(
     r"layers of this architecture cannot be divided|cannot divide its layers|has no stack of layers"
+    r"|no tensor parallel plan"
     r"|\d+ heads, channels or experts to divide among|\d+ layers to divide among"
     r"|which the ranks cannot divide|so ranks cannot divide (them|it)"
     r"|'ThreadsExecutor' object has no attribute 'worker'|not replayed"
