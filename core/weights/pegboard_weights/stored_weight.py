@@ -26,7 +26,7 @@ from pegboard.interfaces.quantization import (
     QuantizationSetup,
     RepackEntry,
 )
-from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece, joined
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
@@ -85,7 +85,10 @@ class TransformReader(Protocol):
 
 
 class PlainReader:
-    """Reads a part that is stored as floats."""
+    """Reads a part that is stored as floats. is_local: what a rank holds of a matrix is read from
+    the same rectangle of the tensor, whatever the rest contains."""
+
+    is_local = False
 
     def tensors(
         self, part: Part, columns: int, available: Mapping[str, TensorEntry]
@@ -100,6 +103,12 @@ class PlainReader:
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return ["plain"]
+
+
+class FloatReader(PlainReader):
+    """Reads a part whose floats are kept."""
+
+    is_local = True
 
 
 def code_form(columns: int, block_columns: int) -> Form:
@@ -193,7 +202,7 @@ class FormatMethod:
         weight = kind(
             layer.path,
             shape,
-            {part: reader or PlainReader() for part, reader in readers.items()},
+            {part: reader or FloatReader() for part, reader in readers.items()},
             self.setup,
         )
         weight.num_experts = 0 if isinstance(layer, EmbeddingLayer) else layer.num_experts
@@ -261,11 +270,19 @@ class StoredWeight:
                 and others
                 and not others & available.keys()
             ):
-                self.readers[part] = PlainReader()
+                self.readers[part] = FloatReader()
                 tensors = self.readers[part].tensors(*self._source(part), available)
+            if part.cut is not None and getattr(self.readers[part], "is_local", False):
+                box = part.cut.box
+                tensors = [
+                    dataclasses.replace(weight, boxes=(box,))
+                    if weight.name == part.name
+                    else weight
+                    for weight in tensors
+                ]
             wanted += tensors
-        self.wanted = {weight.name: weight for weight in wanted}
-        return wanted
+        self.wanted = joined(wanted)
+        return list(self.wanted.values())
 
     def accept(self, piece: WeightPiece) -> None:
         wanted = self.wanted.get(piece.name)

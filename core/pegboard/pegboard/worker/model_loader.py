@@ -17,7 +17,7 @@ from pegboard.config.schema import EngineConfig
 from pegboard.env import cache_dir
 from pegboard.errors import EngineDeadError, ModelError, expect
 from pegboard.interfaces.quantization import RepackCache
-from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader
+from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader, joined
 from pegboard.layers import Layer
 from pegboard.log import get_logger
 from pegboard.plan.weight_update import FLOATS
@@ -32,6 +32,11 @@ SHOWN = 8
 """Number of names that an error lists at most."""
 
 
+def wanted_of(declared: Declared) -> dict[str, WantedWeight]:
+    """Return the tensors that the layers need, by name."""
+    return joined(weight for weights in declared.values() for weight in weights)
+
+
 def check_memory(
     declared: Declared, checkpoint: Checkpoint, asked: str | None, free_bytes: int
 ) -> None:
@@ -39,9 +44,7 @@ def check_memory(
     checkpoint's files. asked: the user's quantization method. Plain weights become smaller by it
     while they are loaded, so they are not checked then."""
     if checkpoint.quantization or asked is None:
-        names = {weight.name for weights in declared.values() for weight in weights} & set(
-            checkpoint.tensors
-        )
+        names = wanted_of(declared).keys() & checkpoint.tensors.keys()
         needed = sum(checkpoint.tensors[name].num_bytes for name in names)
         check_room(
             f"the weights of {checkpoint.path}",
@@ -60,12 +63,11 @@ def fill_layers(
     check_tensors(declared, checkpoint)
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
-    wanted: dict[str, WantedWeight] = {}
+    wanted = wanted_of(declared)
     for layer, weights in declared.items():
         waiting[layer] = len(weights)
         for weight in weights:
             owners.setdefault(weight.name, []).append(layer)
-            wanted[weight.name] = weight
     unused = sorted(set(checkpoint.tensors) - set(wanted))
     if unused:
         log.debug("%d tensors of the checkpoint are not used: %s", len(unused), _some(unused))
@@ -115,7 +117,7 @@ def fill_or_restore(
 
 def check_tensors(declared: Declared, checkpoint: Checkpoint) -> None:
     """Raise ModelError if the checkpoint lacks tensors or has one with another shape."""
-    wanted = {weight.name: weight for weights in declared.values() for weight in weights}
+    wanted = wanted_of(declared)
     for name, weight in wanted.items():
         stored = checkpoint.tensors.get(name)
         if stored is not None and weight.shape and weight.shape != stored.shape:

@@ -47,6 +47,12 @@ class Ranks:
     before: Collective | None = None
     after: Collective | None = None
 
+    def layout(self) -> str:
+        """Return what the ranks divide, in words."""
+        tensor = self.tensor
+        sizes = f"tensor_parallel_size={tensor.size}, pipeline_parallel_size={self.stage.count}"
+        return f"{sizes}, experts {tensor.placement}" if tensor.shares_out_experts else sizes
+
     def close(self) -> None:
         for collective in (self.tensor.collective, self.before, self.after):
             if collective is not None:

@@ -26,7 +26,7 @@ from pegboard.interfaces.executor import (
 )
 from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.platform import Replay, Trait
-from pegboard.interfaces.weight_loader import Checkpoint
+from pegboard.interfaces.weight_loader import Checkpoint, ShareFiles
 from pegboard.layers.build import LoRALimits
 from pegboard.layers.shards import Stage
 from pegboard.log import get_logger
@@ -364,6 +364,11 @@ class Worker:
             self.models[0].undo_update()
         else:
             self.models[0].update(checkpoint)
+
+    def save_sharded_state(self, path: str, pattern: str | None, max_size: int | None) -> None:
+        """Write what this rank reads of the target's checkpoint. Raises ModelError."""
+        files = ShareFiles(folder=Path(path), pattern=pattern, max_bytes=max_size)
+        self.models[0].save("sharded_state", files)
 
     def profile(self, path: str | None) -> None:
         """Start the profiler, which writes below `path`. If `path` is None, stop it."""

@@ -62,6 +62,8 @@ class GGUFReader(PlainReader):
     A tensor "….scale" next to a weight is a factor of the whole matrix (NVFP4).
     """
 
+    is_local = True
+
     def __init__(self, is_native: bool) -> None:
         self.is_native = is_native
 

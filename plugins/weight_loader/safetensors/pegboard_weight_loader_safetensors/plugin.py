@@ -15,3 +15,9 @@ DUMMY = WeightLoaderSpec(
     api="1.0",
     implementation="pegboard_weight_loader_safetensors.dummy:DummyLoader",
 )
+
+SHARDED_STATE = WeightLoaderSpec(
+    api="1.0",
+    implementation="pegboard_weight_loader_safetensors.sharded:ShardedStateLoader",
+    adapters="pegboard_weight_loader_safetensors.adapters:read_adapter",
+)
