@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -82,7 +83,11 @@ def fill_layers(
         disable=is_hidden,
         unit="tensor",
     ):
-        if only_finite and piece.stored in FLOATS and not torch.isfinite(piece.data).all():
+        if (
+            only_finite
+            and piece.stored in FLOATS
+            and not _is_finite(wanted[piece.name], piece.data)
+        ):
             raise ModelError(
                 f"{checkpoint.path}: tensor {piece.name} has values that are NaN or infinite; the "
                 "old weights stay"
@@ -136,6 +141,12 @@ def repack_cache(config: EngineConfig, checkpoint: Checkpoint) -> RepackCache | 
         return None
     folder = Path(config.download_dir).expanduser() if config.download_dir else cache_dir()
     return RepackCache(folder / "repacked", checkpoint.digest, int(config.repack_cache_gb * 2**30))
+
+
+def _is_finite(weight: WantedWeight, data: Any) -> bool:
+    """Return whether the values are finite that this rank reads."""
+    parts = [data[tuple(slice(*span) for span in box)] for box in weight.boxes]
+    return all(bool(torch.isfinite(part).all()) for part in parts or [data])
 
 
 def _some(names: list[str]) -> str:

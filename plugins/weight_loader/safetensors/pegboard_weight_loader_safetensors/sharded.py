@@ -28,7 +28,7 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSetup,
     WeightPiece,
 )
-from pegboard_weight_loader_safetensors.header import read_header
+from pegboard_weight_loader_safetensors.header import Header, read_header
 from pegboard_weight_loader_safetensors.share_writer import ShareWriter
 from pegboard_weight_loader_safetensors.shares import (
     DESCRIPTION,
@@ -68,9 +68,10 @@ class ShardedStateLoader:
                 f"{folder} has shares of {' and of '.join(sorted({s.layout for s in shares}))}; "
                 "save them again, into a new folder"
             )
+        names = {each.file for share in shares for each in share.tensors.values()}
+        headers = {file: read_header(folder / file) for file in sorted(names)}
         stamps: list[Any] = [known.digest]
-        for file in sorted({each.file for share in shares for each in share.tensors.values()}):
-            header = read_header(folder / file)
+        for file, header in headers.items():
             stamps.append([header.sha256, header.file_bytes, (folder / file).stat().st_mtime_ns])
         return Checkpoint(
             format="sharded_state",
@@ -78,10 +79,8 @@ class ShardedStateLoader:
             config=known.config,
             architectures=tuple(known.architectures),
             tensors={
-                name: TensorEntry(
-                    name, tuple(each.shape), each.stored, each.file, 0, each.num_bytes
-                )
-                for share in shares
+                name: _entry(folder, name, each, headers[each.file])
+                for share in reversed(shares)
                 for name, each in share.tensors.items()
             },
             tokenizer=TokenizerPayload(known.tokenizer_format, folder, known.tokenizer_data),
@@ -185,6 +184,15 @@ class ShardedStateLoader:
         write_index(folder / DESCRIPTION, description)
         if not (folder / "config.json").exists():
             (folder / "config.json").write_text(json.dumps(description.config), encoding="utf-8")
+
+
+def _entry(folder: Path, name: str, saved: SavedTensor, header: Header) -> TensorEntry:
+    """Raise ModelError if the file lacks the tensor."""
+    for key in saved.keys(name):
+        if key not in header.tensors:
+            raise ModelError(f"{folder / saved.file} lacks {key!r}, which its index places there")
+    offset = header.tensors[saved.keys(name)[0]].offset
+    return TensorEntry(name, tuple(saved.shape), saved.stored, saved.file, offset, saved.num_bytes)
 
 
 def _checked(pattern: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -20,13 +20,14 @@ from pegboard.interfaces.weight_loader import Box
 DESCRIPTION = "sharded_state.json"
 MAX_INDEX_BYTES = 256 * 1024 * 1024
 T = TypeVar("T")
+Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Description(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of `Checkpoint` that all ranks have in common. ranks: how many have saved a
     share."""
 
-    ranks: int
+    ranks: Size
     config: dict[str, Any]
     architectures: list[str]
     tokenizer_format: str
@@ -43,9 +44,9 @@ class SavedTensor(msgspec.Struct, forbid_unknown_fields=True):
     """shape, num_bytes: of the whole tensor. stored: see `TensorEntry`. boxes: the parts that are
     saved, each under its number; [] = all. is_raw: its blocks are saved as bytes."""
 
-    shape: list[int]
+    shape: list[Size]
     stored: str
-    num_bytes: int
+    num_bytes: Size
     boxes: list[Box]
     is_raw: bool
     file: str = ""
