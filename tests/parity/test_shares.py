@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from stored_layouts import quantize
+from test_adapters_over_formats import check as check_adapters
 from test_gguf_parity import CASES as GGUF
 from test_gguf_parity import convert
 from test_ranks import MODELS, WITH_EXPERTS
@@ -26,8 +27,9 @@ FORMAT = "sharded_state"
 
 
 def save(directory: Path, folder: Path, **arguments: Any) -> Path:
+    """As vLLM's example does."""
     with open_llm(directory, max_model_len=64) as llm:
-        llm.save_sharded_state(folder, **arguments)
+        llm.llm_engine.engine_core.save_sharded_state(path=folder, **arguments)
     return folder
 
 
@@ -97,6 +99,22 @@ def test_shares_of_a_gguf_file_are_read(
     assert found[0].logprobs == found[1].logprobs
     if ranks == 2:
         assert size(folder, 1) < 0.6 * file.stat().st_size
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_adapters_fit_shares(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_gguf: bool
+) -> None:
+    """Also those of a GGUF file, whose heads have their rows in another order."""
+    reference = write("llama", **SIZES)
+    file = tmp_path / "model.gguf"
+    if is_gguf:
+        convert(reference, "llama", GGUF["llama"], file)
+    divide(monkeypatch, 2)
+    folder = save(file if is_gguf else reference.directory, tmp_path / "shares")
+    settings: dict[str, Any] = {"max_loras": 1, "max_lora_rank": 4, "kv_cache_dtype": "float32"}
+    with open_llm(folder, load_format=FORMAT, **settings) as llm:
+        check_adapters(llm, reference.model, tmp_path / "adapter", 0.01)
 
 
 def test_each_rank_reads_its_share(

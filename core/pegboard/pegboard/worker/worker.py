@@ -144,7 +144,12 @@ class Worker:
                 model.load()
             specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
             if self.config.calculate_kv_scales:
-                self._calculate_kv_scales(specs)
+                plan, prompt = memory.random_prompt(specs, self.limits)
+                self._bind(plan, memory.allocate(plan, self.setup.platform.zeros))
+                for model in self.models:
+                    model.calculate_scales()
+                self._try(prompt)
+                self.runners = ()
             return WorkerReady(
                 self.rank,
                 specs,
@@ -169,15 +174,6 @@ class Worker:
         others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
         share = int(numbers.total_bytes * self.config.gpu_memory_utilization)
         return max(0, share - others - numbers.peak_bytes)
-
-    def _calculate_kv_scales(self, specs: Mapping[int, KVCacheSpec]) -> None:
-        """Set the scales of the KV cache by a prompt of random tokens."""
-        plan, prompt = memory.random_prompt(specs, self.limits)
-        self._bind(plan, memory.allocate(plan, self.setup.platform.zeros))
-        for model in self.models:
-            model.calculate_scales()
-        self._try(prompt)
-        self.runners = ()
 
     def _bind(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]], **parts: Any) -> None:
         """Bind all models to this memory of the KV cache, and make their runners. parts: more parts
