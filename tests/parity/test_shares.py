@@ -19,7 +19,8 @@ from test_stored_formats import SIZES, check_logits
 from tiny_models import check_parity, divide, open_llm
 
 from pegboard import SamplingParams
-from pegboard.errors import ModelError, RequestError
+from pegboard.errors import ConfigError, ModelError, RequestError
+from pegboard.plugins.registry import Registry
 
 Write = Callable[..., Any]
 pytestmark = pytest.mark.one_rank  # they divide models themselves
@@ -61,7 +62,9 @@ def test_saved_shares_are_read(
     check_parity(replace(reference, directory=folder), load_format=FORMAT, max_model_len=64)
 
 
-@pytest.mark.parametrize("case", ["gptq", "awq", "fp8", "int-quantized", "bitsandbytes"])
+@pytest.mark.parametrize(
+    "case", ["gptq", "awq", "fp8", "pack-quantized", "int-quantized", "bitsandbytes"]
+)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_quantized_shares_are_read(
     write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: int, case: str
@@ -72,6 +75,10 @@ def test_quantized_shares_are_read(
     folder = save(reference.directory, tmp_path / "shares")
     with open_llm(folder, load_format=FORMAT, block_size=16) as llm:
         check_logits(llm, reference, 0.05)
+    if case in ("gptq", "awq", "pack-quantized"):
+        table = load_file(reference.directory / "model.safetensors")["model.embed_tokens.weight"]
+        whole = (reference.directory / "model.safetensors").stat().st_size - table.nbytes
+        assert size(folder, 0) - table.nbytes < {1: 1.02, 2: 0.7}[ranks] * whole
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (1, 2)])
@@ -233,3 +240,12 @@ def test_shares_of_another_model_replace_nothing(write: Write, tmp_path: Path) -
         llm.update_weights(same)
         with pytest.raises(RequestError, match="is another model: hidden_size is 64"):
             llm.update_weights(wide)
+
+
+def test_without_a_loader_that_saves_it_is_refused(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with open_llm(write("llama").directory) as llm:
+        monkeypatch.setattr(Registry, "entries", lambda self, kind: [])
+        with pytest.raises(ConfigError, match="no installed weight loader saves"):
+            llm.save_sharded_state(tmp_path / "shares")

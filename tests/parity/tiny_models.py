@@ -118,7 +118,7 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
 def only_boxes(
     tensors: Callable[[Checkpoint, Iterable[WantedWeight]], Iterator[WeightPiece]],
 ) -> Callable[[Checkpoint, Iterable[WantedWeight]], Iterator[WeightPiece]]:
-    """Return `tensors` of a loader with NaN, or with bytes of ones, wherever a rank does not
+    """Return `tensors` of a loader with NaN, or with ones in all bits, wherever a rank does not
     read."""
 
     def pieces(checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
@@ -126,7 +126,8 @@ def only_boxes(
         for piece in tensors(checkpoint, weights.values()):
             boxes = weights[piece.name].boxes
             if boxes and isinstance(piece.data, torch.Tensor):
-                data = torch.full_like(piece.data, torch.nan)
+                is_float = piece.data.is_floating_point()
+                data = torch.full_like(piece.data, torch.nan if is_float else -1)
                 for box in boxes:
                     place = tuple(slice(*span) for span in box)
                     data[place] = piece.data[place]

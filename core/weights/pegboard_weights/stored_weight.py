@@ -26,7 +26,7 @@ from pegboard.interfaces.quantization import (
     QuantizationSetup,
     RepackEntry,
 )
-from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece, joined
+from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight, WeightPiece, joined
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
@@ -84,11 +84,17 @@ class TransformReader(Protocol):
         cache."""
 
 
-class PlainReader:
-    """Reads a part that is stored as floats. is_local: what a rank holds of a matrix is read from
-    the same rectangle of the tensor, whatever the rest contains."""
+@runtime_checkable
+class BoxReader(Protocol):
+    """An optional addition to a Reader: what a rank holds of a matrix is read from a part of a
+    tensor, whatever the rest contains."""
 
-    is_local = False
+    def boxes(self, weight: WantedWeight, cut: Cut) -> tuple[Box, ...]:
+        """Return the parts of one of the reader's tensors that a cut is read from; () = all."""
+
+
+class PlainReader:
+    """Reads a part that is stored as floats."""
 
     def tensors(
         self, part: Part, columns: int, available: Mapping[str, TensorEntry]
@@ -105,10 +111,16 @@ class PlainReader:
         return ["plain"]
 
 
-class FloatReader(PlainReader):
+class KeptFloats(PlainReader):
     """Reads a part whose floats are kept."""
 
-    is_local = True
+    def boxes(self, weight: WantedWeight, cut: Cut) -> tuple[Box, ...]:
+        return (cut.box,)
+
+
+def words_of(codes: tuple[int, int], bits: int) -> tuple[int, int]:
+    """Return the 32-bit words in which these codes of a row are, [start, stop)."""
+    return codes[0] * bits // 32, -(-codes[1] * bits // 32)
 
 
 def code_form(columns: int, block_columns: int) -> Form:
@@ -202,7 +214,7 @@ class FormatMethod:
         weight = kind(
             layer.path,
             shape,
-            {part: reader or FloatReader() for part, reader in readers.items()},
+            {part: reader or KeptFloats() for part, reader in readers.items()},
             self.setup,
         )
         weight.num_experts = 0 if isinstance(layer, EmbeddingLayer) else layer.num_experts
@@ -270,14 +282,12 @@ class StoredWeight:
                 and others
                 and not others & available.keys()
             ):
-                self.readers[part] = FloatReader()
+                self.readers[part] = KeptFloats()
                 tensors = self.readers[part].tensors(*self._source(part), available)
-            if part.cut is not None and getattr(self.readers[part], "is_local", False):
-                box = part.cut.box
+            chosen = self.readers[part]
+            if part.cut is not None and isinstance(chosen, BoxReader):
                 tensors = [
-                    dataclasses.replace(weight, boxes=(box,))
-                    if weight.name == part.name
-                    else weight
+                    dataclasses.replace(weight, boxes=chosen.boxes(weight, part.cut))
                     for weight in tensors
                 ]
             wanted += tensors

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pegboard.interfaces.spec import Spec
 
@@ -23,7 +23,10 @@ class WeightLoaderSpec(Spec):
     file, if the format has any. A directory matches if it contains such a file. adapters: path of a
     function that reads a LoRA adapter in W: its folder and the Checkpoint of the base model → (the
     factor of its products, {module path: (A [rank, in], B [out, rank])}), with rows of B in the
-    order of the base model. It raises ModelError; None = it reads none."""
+    order of the base model. It raises ModelError; None = it reads none. flags: "shares" = it also
+    saves what each rank reads, as a ShareSaver."""
+
+    FLAGS = frozenset({"shares"})
 
     file_patterns: tuple[str, ...] = ()
     magic: bytes | None = None
@@ -158,9 +161,8 @@ class ShareFiles:
     max_bytes: int | None = None
 
 
-@runtime_checkable
 class ShareSaver(Protocol):
-    """An optional addition to a WeightLoader whose checkpoints have files for each rank."""
+    """An addition to a WeightLoader with the flag "shares"."""
 
     def save(
         self,

@@ -16,8 +16,6 @@ from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import (
     Checkpoint,
     ShareFiles,
-    ShareSaver,
-    WeightLoader,
     WeightLoaderSetup,
 )
 from pegboard.layers import Build, Experts, Layer
@@ -188,22 +186,24 @@ class LoadedModel:
         loader = self._loader(checkpoint.format)
         fill_layers(self.declared, loader, checkpoint, only_finite=only_finite)
 
-    def _loader(self, name: str) -> WeightLoader:
+    def _loader(self, name: str) -> Any:
         setup = self.setup
         decision = setup.registry.choose("weight_loader", Need(), explicit=name)
         place = setup.place
         loader_setup = WeightLoaderSetup(
             setup.config.seed, place.rank, place.ranks, setup.ranks.layout()
         )
-        loader: WeightLoader = setup.registry.build(decision.require(), loader_setup)
-        return loader
+        return setup.registry.build(decision.require(), loader_setup)
 
-    def save(self, format: str, files: ShareFiles) -> None:
-        """Write what this rank reads of the checkpoint, which is read again for this. format: the
-        weight loader that writes and later reads it. Raises ModelError."""
-        saver = self._loader(format)
-        if not isinstance(saver, ShareSaver):
-            raise ConfigError(f"the weight loader {format!r} saves no shares of ranks")
+    def save(self, files: ShareFiles) -> None:
+        """Write what this rank reads of the checkpoint, which is read again for this, with a weight
+        loader that saves shares. Raises ModelError, and ConfigError if there is none."""
+        registry = self.setup.registry
+        entries = registry.entries("weight_loader")
+        savers = [entry.name for entry in entries if "shares" in registry.spec(entry).flags]
+        if not savers:
+            raise ConfigError("no installed weight loader saves what ranks read")
+        saver = self._loader(savers[0])
         wanted = wanted_of(self.declared)
         pieces = self._loader(self.checkpoint.format).tensors(self.checkpoint, wanted.values())
         saver.save(self.checkpoint, wanted, pieces, files)

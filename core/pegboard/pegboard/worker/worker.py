@@ -364,7 +364,7 @@ class Worker:
     def save_sharded_state(self, path: str, pattern: str | None, max_size: int | None) -> None:
         """Write what this rank reads of the target's checkpoint. Raises ModelError."""
         files = ShareFiles(folder=Path(path), pattern=pattern, max_bytes=max_size)
-        self.models[0].save("sharded_state", files)
+        self.models[0].save(files)
 
     def profile(self, path: str | None) -> None:
         """Start the profiler, which writes below `path`. If `path` is None, stop it."""

@@ -100,17 +100,19 @@ class ShardedStateLoader:
 
         folder = checkpoint.path
         by_name = {weight.name: weight for weight in wanted}
+        if not by_name:
+            return
         files: dict[str, list[str]] = {}
-        share = self._own_share(folder) if by_name else None
+        share = self._own_share(folder)
         for name, weight in by_name.items():
-            if share is None or (saved := share.tensors.get(name)) is None:
+            if (saved := share.tensors.get(name)) is None:
                 raise ModelError(f"{folder}: rank {self.setup.rank} has no tensor {name!r}")
             if saved.boxes and not (weight.boxes and {*weight.boxes} <= {*saved.boxes}):
                 raise ModelError(
                     f"{folder}: rank {self.setup.rank} has saved other parts of {name!r} than it "
                     "reads now; save the shares again"
                 )
-        for name, saved in share.tensors.items() if share is not None else ():
+        for name, saved in share.tensors.items():
             if name in by_name:
                 files.setdefault(saved.file, []).append(name)
         for file, names in files.items():
@@ -248,7 +250,7 @@ def _piece(path: Path, name: str, saved: SavedTensor, parts: "list[Tensor]") -> 
                 _check(path, name, tuple(part.shape), place.shape)
                 place[:] = part.numpy()
         _check(path, name, (raw.size,), (saved.num_bytes,))
-        return WeightPiece(name, saved.stored, shape, memoryview(raw.reshape(-1)))
+        return WeightPiece(name, saved.stored, shape, raw.reshape(-1).data)
     whole = parts[0]
     if saved.boxes:
         size = math.prod(shape) * whole.itemsize

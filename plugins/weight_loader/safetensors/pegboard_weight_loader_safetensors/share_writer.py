@@ -76,4 +76,4 @@ def _bytes_of(content: Any) -> memoryview:
         import torch
 
         content = content.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(np.ascontiguousarray(content)).cast("B")
+    return np.ascontiguousarray(content).data
