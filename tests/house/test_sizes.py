@@ -27,18 +27,18 @@ CEILINGS = {
     "cli": 345,
     "config": 640,
     "data": 610,
-    "engine": 1855,
+    "engine": 1875,
     "engine/boundary": 620,
     "engine/grammar": 470,
     "engine/kv": 730,
     "engine/metrics": 275,
     "front": 1390,
-    "interfaces": 1195,
+    "interfaces": 1220,
     "layers": 1010,
     "ops": 380,
     "plan": 680,
     "plugins": 1170,
-    "worker": 2100,
+    "worker": 2120,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

@@ -3,8 +3,8 @@ transformers computes on the CPU in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,12 @@ from transformers.utils import logging
 
 from pegboard import LLM, SamplingParams
 from pegboard.interfaces.executor import ExecutorSetup
+from pegboard.interfaces.weight_loader import (
+    Checkpoint,
+    WantedWeight,
+    WeightLoaderSetup,
+    WeightPiece,
+)
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_collective import ThreadsExecutor
 
@@ -109,11 +115,41 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
     return LLM(str(directory), **{**chosen, **settings, **DIVIDED})
 
 
+def only_boxes(
+    tensors: Callable[[Checkpoint, Iterable[WantedWeight]], Iterator[WeightPiece]],
+) -> Callable[[Checkpoint, Iterable[WantedWeight]], Iterator[WeightPiece]]:
+    """Return `tensors` of a loader with NaN, or with ones in all bits, wherever a rank does not
+    read."""
+
+    def pieces(checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
+        weights = {weight.name: weight for weight in wanted}
+        for piece in tensors(checkpoint, weights.values()):
+            boxes = weights[piece.name].boxes
+            if boxes and isinstance(piece.data, torch.Tensor):
+                is_float = piece.data.is_floating_point()
+                data = torch.full_like(piece.data, torch.nan if is_float else -1)
+                for box in boxes:
+                    place = tuple(slice(*span) for span in box)
+                    data[place] = piece.data[place]
+                piece = replace(piece, data=data)
+            elif boxes:
+                row_bytes = len(piece.data) // piece.shape[0]
+                raw = bytearray(b"\xff" * len(piece.data))
+                for rows, _ in boxes:
+                    place = slice(rows[0] * row_bytes, rows[1] * row_bytes)
+                    raw[place] = piece.data[place]
+                piece = replace(piece, data=memoryview(raw))
+            yield piece
+
+    return pieces
+
+
 def divide(
     monkeypatch: pytest.MonkeyPatch, count: int = 1, stages: int = 1, **settings: Any
 ) -> None:
     """Divide the models of `open_llm` among ranks that are threads of this process: into pipeline
-    stages, each of them with `count` ranks. settings: more of the engine's settings."""
+    stages, each of them with `count` ranks. settings: more of the engine's settings. Of weights,
+    each rank gets only what it says that it reads."""
     sizes = {"tensor_parallel_size": count, "pipeline_parallel_size": stages, **settings}
     for name, value in sizes.items():
         monkeypatch.setitem(DIVIDED, name, value)
@@ -122,7 +158,10 @@ def divide(
     def make_part(registry: Registry, entry: Any, setup: object) -> Any:
         if isinstance(setup, ExecutorSetup) and setup.ranks > 1:
             return ThreadsExecutor(None, setup)
-        return make(registry, entry, setup)
+        part = make(registry, entry, setup)
+        if isinstance(setup, WeightLoaderSetup) and not hasattr(part, "save"):
+            part.tensors = only_boxes(part.tensors)
+        return part
 
     monkeypatch.setattr(Registry, "build", make_part)
 

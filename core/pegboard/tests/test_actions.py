@@ -17,6 +17,7 @@ from pegboard.engine.actions import (
     CollectiveRpc,
     ListLoRAs,
     Pause,
+    SaveShardedState,
     Sleep,
     Stats,
     UpdateWeights,
@@ -46,6 +47,7 @@ def test_every_action_can_be_sent_and_is_carried_out() -> None:
         WakeUp(["weights"]),
         AddLoRA(LoRARequest("a", 1, "/a")),
         CollectiveRpc("m", [1, b"x", None], {"k": {"a": 1.5}}),
+        SaveShardedState("/a", None, 5),
     ],
 )
 def test_actions_cross_the_boundary(action: Any) -> None:
@@ -60,6 +62,7 @@ def test_actions_cross_the_boundary(action: Any) -> None:
         ("sleep", {"level": 3}, "level must be 0, 1 or 2, got 3", "level"),
         ("sleep", {"mode": "now"}, "mode must be one of abort, wait, keep, got 'now'", "mode"),
         ("update_weights", {"path": "/a", "mode": 1}, "mode must be one of", "mode"),
+        ("save_sharded_state", {"path": "/a", "max_size": 0}, "at least 1 byte, got 0", "max_size"),
         ("wake_up", {"tags": ["kv"]}, "unknown tag 'kv'; there are weights, kv_cache", "tags"),
         ("sleep", {"deep": True}, "sleep: Unexpected keyword argument 'deep'", None),
         ("remove_lora", {}, "remove_lora: Missing required argument 'lora_id'", None),

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
-from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard.interfaces.quantization import Cut, EmbeddingLayer, Part, QuantizationSetup
+from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import block_form, check_whole_groups
@@ -32,6 +32,7 @@ from pegboard_weights.stored_weight import (
     module_of,
     scales_of,
     tensor_of,
+    words_of,
 )
 
 READING = "awq 1"
@@ -91,6 +92,13 @@ class AWQReader:
             WantedWeight(f"{module}.scales", scales),
         ]
         return [*wanted, WantedWeight(f"{module}.qzeros", zeros)] if self.has_zeros else wanted
+
+    def boxes(self, weight: WantedWeight, cut: Cut) -> tuple[Box, ...]:
+        if not weight.name.endswith(".qweight"):
+            return ()
+        if self.is_gemv:
+            return ((cut.rows, words_of(cut.columns, 4)),)
+        return ((cut.columns, words_of(cut.rows, 4)),)
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         return block_form(columns, self.group_size)

@@ -27,7 +27,7 @@ from pegboard.interfaces.quantization import (
     QuantizationSetup,
     RepackEntry,
 )
-from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
+from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight, WeightPiece, joined
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
@@ -85,6 +85,15 @@ class TransformReader(Protocol):
         cache."""
 
 
+@runtime_checkable
+class BoxReader(Protocol):
+    """An optional addition to a Reader: what a rank holds of a matrix is read from a part of a
+    tensor, whatever the rest contains."""
+
+    def boxes(self, weight: WantedWeight, cut: Cut) -> tuple[Box, ...]:
+        """Return the parts of one of the reader's tensors that a cut is read from; () = all."""
+
+
 class PlainReader:
     """Reads a part that is stored as floats."""
 
@@ -101,6 +110,18 @@ class PlainReader:
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return ["plain"]
+
+
+class KeptFloats(PlainReader):
+    """Reads a part whose floats are kept."""
+
+    def boxes(self, weight: WantedWeight, cut: Cut) -> tuple[Box, ...]:
+        return (cut.box,)
+
+
+def words_of(codes: tuple[int, int], bits: int) -> tuple[int, int]:
+    """Return the 32-bit words in which these codes of a row are, [start, stop)."""
+    return codes[0] * bits // 32, -(-codes[1] * bits // 32)
 
 
 def code_form(columns: int, block_columns: int) -> Form:
@@ -194,7 +215,7 @@ class FormatMethod:
         weight = kind(
             layer.path,
             shape,
-            {part: reader or PlainReader() for part, reader in readers.items()},
+            {part: reader or KeptFloats() for part, reader in readers.items()},
             self.setup,
         )
         weight.num_experts = 0 if isinstance(layer, EmbeddingLayer) else layer.num_experts
@@ -262,11 +283,17 @@ class StoredWeight:
                 and others
                 and not others & available.keys()
             ):
-                self.readers[part] = PlainReader()
+                self.readers[part] = KeptFloats()
                 tensors = self.readers[part].tensors(*self._source(part), available)
+            chosen = self.readers[part]
+            if part.cut is not None and isinstance(chosen, BoxReader):
+                tensors = [
+                    dataclasses.replace(weight, boxes=chosen.boxes(weight, part.cut))
+                    for weight in tensors
+                ]
             wanted += tensors
-        self.wanted = {weight.name: weight for weight in wanted}
-        return wanted
+        self.wanted = joined(wanted)
+        return list(self.wanted.values())
 
     def accept(self, piece: WeightPiece) -> None:
         wanted = self.wanted.get(piece.name)

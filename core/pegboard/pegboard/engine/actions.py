@@ -81,6 +81,25 @@ class UpdateWeights(Action[None], tag="update_weights"):
         check_mode(self.mode)
 
 
+class SaveShardedState(Action[None], tag="save_sharded_state"):
+    """Write the weights to a folder on the engine's machine, which is new or empty, with files for
+    each rank. `load_format="sharded_state"` reads it with ranks that divide the model alike, and
+    each rank then reads only its own files. pattern: their name, with {rank} and {part}; None =
+    "model-rank-{rank}-part-{part}.safetensors". max_size: the most bytes of tensors in a file; None
+    = one file for each rank. The checkpoint is read again for this. Raises RequestError if the
+    folder cannot be written."""
+
+    path: str
+    pattern: str | None = None
+    max_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_size is not None and self.max_size < 1:
+            raise RequestError(
+                f"max_size must be at least 1 byte, got {self.max_size!r}", parameter="max_size"
+            )
+
+
 class Pause(Action[None], tag="pause"):
     """Stop computing. Requests that arrive wait. mode "abort": running requests end with finish
     reason "abort"; "wait": they run to their end; "keep": they go on after the pause. clear_cache:
@@ -168,6 +187,7 @@ AnyAction = (
     | StopProfile
     | CollectiveRpc
     | UpdateWeights
+    | SaveShardedState
     | Pause
     | Resume
     | IsPaused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +26,7 @@ from pegboard.engine.actions import (
     RemoveLoRA,
     ResetPrefixCache,
     Resume,
+    SaveShardedState,
     Sleep,
     StartProfile,
     Stats,
@@ -93,6 +95,7 @@ class Controls:
             StopProfile: lambda action: self._profile(None),
             CollectiveRpc: self._collective_rpc,
             UpdateWeights: self._update_weights,
+            SaveShardedState: self._save,
             Pause: lambda action: self._pause(action.mode, action.clear_cache),
             Resume: lambda action: self._resume(),
             IsPaused: lambda action: self._mode is not None,
@@ -253,6 +256,17 @@ class Controls:
             raise
 
     # --- workers ----------------------------------------------------------------------------------
+
+    def _save(self, action: SaveShardedState) -> None:
+        self._steps.finish_all()
+        try:
+            folder = Path(action.path).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise ModelError(f"{folder} has files already; name a new folder, or an empty one")
+            self._executor.call("save_sharded_state", str(folder), action.pattern, action.max_size)
+        except (OSError, ModelError) as error:
+            raise RequestError(str(error), parameter="path") from error
 
     def _profile(self, path: str | None) -> None:
         self._steps.finish_all()

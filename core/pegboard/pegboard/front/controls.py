@@ -24,6 +24,7 @@ from pegboard.engine.actions import (
     RemoveLoRA,
     ResetPrefixCache,
     Resume,
+    SaveShardedState,
     Sleep,
     StartProfile,
     StopProfile,
@@ -76,6 +77,15 @@ def _new_weights(path: str | Path, mode: PauseMode = "abort") -> UpdateWeights:
 _new_weights.__doc__ = UpdateWeights.__doc__
 
 
+def _share_files(
+    path: str | Path, pattern: str | None = None, max_size: int | None = None
+) -> SaveShardedState:
+    return SaveShardedState(str(path), pattern, max_size)
+
+
+_share_files.__doc__ = SaveShardedState.__doc__
+
+
 class AsyncControls:
     """ask: sends an action to the engine and returns its answer."""
 
@@ -91,6 +101,7 @@ class AsyncControls:
     remove_lora = online(RemoveLoRA)
     reset_prefix_cache = online(ResetPrefixCache)
     resume_generation = online(Resume)
+    save_sharded_state = online(_share_files)
     sleep = online(Sleep)
     start_profile = online(StartProfile)
     stop_profile = online(StopProfile)
@@ -131,6 +142,7 @@ class SyncControls:
     pin_lora = offline(PinLoRA)
     remove_lora = offline(RemoveLoRA)
     reset_prefix_cache = offline(ResetPrefixCache)
+    save_sharded_state = offline(_share_files)
     sleep = offline(Sleep)
     start_profile = offline(StartProfile)
     stop_profile = offline(StopProfile)

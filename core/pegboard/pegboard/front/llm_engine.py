@@ -55,6 +55,11 @@ class LLMEngine(SyncControls):
             self._totals = Totals()
             engine.attach(self._totals)
 
+    @property
+    def engine_core(self) -> "LLMEngine":
+        """Return this engine. Scripts for vLLM save sharded states with it."""
+        return self
+
     @classmethod
     def from_settings(cls, settings: Settings) -> "LLMEngine":
         """Resolve the plan and load the model in this process. Raises what `plan.resolve` and

@@ -29,6 +29,7 @@ ENGINE_CALLS = frozenset(
         "wake_up",
         "collective_rpc",
         "update_weights",
+        "save_sharded_state",
     }
 )
 """Worker methods that only the engine itself calls, while no step is in flight."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
-from pegboard.interfaces.weight_loader import WantedWeight
+from pegboard.interfaces.weight_loader import Box, WantedWeight, joined
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,6 +92,11 @@ class Cut:
     rows: tuple[int, int]
     columns: tuple[int, int]
 
+    @property
+    def box(self) -> Box:
+        """The rows and the columns."""
+        return self.rows, self.columns
+
     def of(self, matrix: "Tensor") -> "Tensor":
         """Return the part of a matrix of this shape, as a view."""
         return matrix[slice(*self.rows), slice(*self.columns)]
@@ -142,8 +147,14 @@ class EmbeddingLayer:
 def wanted_parts(parts: Iterable[Part], columns: int) -> list[WantedWeight]:
     """Return the parts as tensors that are stored under their own names, [rows of the part,
     columns]."""
-    shapes = {part.name: part.shape(columns) for part in parts}
-    return [WantedWeight(name, shape) for name, shape in shapes.items()]
+    return [
+        *joined(
+            WantedWeight(
+                part.name, part.shape(columns), () if part.cut is None else (part.cut.box,)
+            )
+            for part in parts
+        ).values()
+    ]
 
 
 class WeightMethod(Protocol):

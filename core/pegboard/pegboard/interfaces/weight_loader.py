@@ -4,7 +4,7 @@ without torch) and streams its weights (W)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -23,18 +23,29 @@ class WeightLoaderSpec(Spec):
     file, if the format has any. A directory matches if it contains such a file. adapters: path of a
     function that reads a LoRA adapter in W: its folder and the Checkpoint of the base model → (the
     factor of its products, {module path: (A [rank, in], B [out, rank])}), with rows of B in the
-    order of the base model. It raises ModelError; None = it reads none."""
+    order of the base model. It raises ModelError; None = it reads none. flags: "shares" = it also
+    saves what each rank reads, as a ShareSaver."""
+
+    FLAGS = frozenset({"shares"})
 
     file_patterns: tuple[str, ...] = ()
     magic: bytes | None = None
     adapters: str | None = None
 
 
+Box = tuple[tuple[int, int], ...]
+"""A rectangle of a tensor: [start, stop) in each dimension."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightLoaderSetup:
-    """seed: for loaders that generate the weights."""
+    """seed: for loaders that generate the weights. rank: the rank that reads, among `ranks`.
+    layout: what the ranks divide, in words; "" if nothing is read."""
 
     seed: int = 0
+    rank: int = 0
+    ranks: int = 1
+    layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +101,28 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class WantedWeight:
     """A tensor that a layer needs. shape: as the layer expects it, or () if the layer does not
-    know. Loaders that generate the weights need it."""
+    know. Loaders that generate the weights need it. boxes: the parts of it that this rank reads; ()
+    = all. A loader may deliver any values outside of them, so a layer that moves rows or columns
+    of a piece declares no boxes."""
 
     name: str
     shape: tuple[int, ...] = ()
+    boxes: tuple[Box, ...] = ()
+
+    def __or__(self, other: "WantedWeight") -> "WantedWeight":
+        """Return the same tensor with the boxes of both."""
+        is_whole = not self.boxes or not other.boxes
+        boxes = () if is_whole else tuple(dict.fromkeys(self.boxes + other.boxes))
+        return replace(self, boxes=boxes)
+
+
+def joined(wanted: Iterable[WantedWeight]) -> dict[str, WantedWeight]:
+    """Return the tensors by name, each once."""
+    by_name: dict[str, WantedWeight] = {}
+    for weight in wanted:
+        known = by_name.get(weight.name)
+        by_name[weight.name] = weight if known is None else known | weight
+    return by_name
 
 
 @dataclass(slots=True)
@@ -119,3 +148,28 @@ class WeightLoader(Protocol):
     ) -> Iterator[WeightPiece]:
         """Stream the wanted tensors from memory-mapped files, in file order and each exactly once.
         Called in W. Raises ModelError if the data is damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareFiles:
+    """Where the share of a rank is saved. pattern: name of the files, with {rank} and {part}; None
+    = the loader's. max_bytes: of the tensors in a file; a larger tensor has one of its own. None =
+    one file."""
+
+    folder: Path
+    pattern: str | None = None
+    max_bytes: int | None = None
+
+
+class ShareSaver(Protocol):
+    """An addition to a WeightLoader with the flag "shares"."""
+
+    def save(
+        self,
+        checkpoint: Checkpoint,
+        wanted: Mapping[str, WantedWeight],
+        pieces: Iterable[WeightPiece],
+        files: ShareFiles,
+    ) -> None:
+        """Write what this rank reads of a checkpoint. Called in W. wanted: the tensors by name.
+        pieces: their data. Raises ModelError if a file cannot be written."""

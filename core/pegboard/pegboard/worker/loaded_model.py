@@ -13,7 +13,11 @@ from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCache
 from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.quantization import QuantizationMethod, QuantizationNeed, QuantizationSetup
 from pegboard.interfaces.spec import Need
-from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup
+from pegboard.interfaces.weight_loader import (
+    Checkpoint,
+    ShareFiles,
+    WeightLoaderSetup,
+)
 from pegboard.layers import Build, Experts, Layer
 from pegboard.layers.build import LoRALimits, WeightLayer
 from pegboard.log import get_logger
@@ -21,7 +25,13 @@ from pegboard.ops import AdapterRows
 from pegboard.plugins.defaults import default_name
 from pegboard.worker.attention_groups import AttentionGroups
 from pegboard.worker.borders import Receive
-from pegboard.worker.model_loader import check_tensors, fill_layers, fill_or_restore, repack_cache
+from pegboard.worker.model_loader import (
+    check_tensors,
+    fill_layers,
+    fill_or_restore,
+    repack_cache,
+    wanted_of,
+)
 from pegboard.worker.parts import WorkerSetup
 from pegboard.worker.stages import TRAITS, Embed, Stages
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
@@ -179,11 +189,30 @@ class LoadedModel:
         """Give the layers their weights, for the first time or again. checkpoint: another one of
         the same model. only_finite: NaN and infinity are errors. Raises ModelError."""
         checkpoint = checkpoint or self.checkpoint
-        registry = self.setup.registry
-        decision = registry.choose("weight_loader", Need(), explicit=checkpoint.format)
-        loader_setup = WeightLoaderSetup(seed=self.setup.config.seed)
-        loader = registry.build(decision.require(), loader_setup)
+        loader = self._loader(checkpoint.format)
         fill_layers(self.declared, loader, checkpoint, only_finite=only_finite)
+
+    def _loader(self, name: str) -> Any:
+        setup = self.setup
+        decision = setup.registry.choose("weight_loader", Need(), explicit=name)
+        place = setup.place
+        loader_setup = WeightLoaderSetup(
+            setup.config.seed, place.rank, place.ranks, setup.ranks.layout()
+        )
+        return setup.registry.build(decision.require(), loader_setup)
+
+    def save(self, files: ShareFiles) -> None:
+        """Write what this rank reads of the checkpoint, which is read again for this, with a weight
+        loader that saves shares. Raises ModelError, and ConfigError if there is none."""
+        registry = self.setup.registry
+        entries = registry.entries("weight_loader")
+        savers = [entry.name for entry in entries if "shares" in registry.spec(entry).flags]
+        if not savers:
+            raise ConfigError("no installed weight loader saves what ranks read")
+        saver = self._loader(savers[0])
+        wanted = wanted_of(self.declared)
+        pieces = self._loader(self.checkpoint.format).tensors(self.checkpoint, wanted.values())
+        saver.save(self.checkpoint, wanted, pieces, files)
 
     def update(self, checkpoint: Checkpoint) -> None:
         """Load another checkpoint of the same model. If it cannot be read or has values that are

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -17,7 +18,7 @@ from pegboard.config.schema import EngineConfig
 from pegboard.env import cache_dir
 from pegboard.errors import EngineDeadError, ModelError, expect
 from pegboard.interfaces.quantization import RepackCache
-from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader
+from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader, joined
 from pegboard.layers import Layer
 from pegboard.log import get_logger
 from pegboard.plan.weight_update import FLOATS
@@ -32,6 +33,11 @@ SHOWN = 8
 """Number of names that an error lists at most."""
 
 
+def wanted_of(declared: Declared) -> dict[str, WantedWeight]:
+    """Return the tensors that the layers need, by name."""
+    return joined(weight for weights in declared.values() for weight in weights)
+
+
 def check_memory(
     declared: Declared, checkpoint: Checkpoint, asked: str | None, free_bytes: int
 ) -> None:
@@ -39,9 +45,7 @@ def check_memory(
     checkpoint's files. asked: the user's quantization method. Plain weights become smaller by it
     while they are loaded, so they are not checked then."""
     if checkpoint.quantization or asked is None:
-        names = {weight.name for weights in declared.values() for weight in weights} & set(
-            checkpoint.tensors
-        )
+        names = wanted_of(declared).keys() & checkpoint.tensors.keys()
         needed = sum(checkpoint.tensors[name].num_bytes for name in names)
         check_room(
             f"the weights of {checkpoint.path}",
@@ -60,12 +64,11 @@ def fill_layers(
     check_tensors(declared, checkpoint)
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
-    wanted: dict[str, WantedWeight] = {}
+    wanted = wanted_of(declared)
     for layer, weights in declared.items():
         waiting[layer] = len(weights)
         for weight in weights:
             owners.setdefault(weight.name, []).append(layer)
-            wanted[weight.name] = weight
     unused = sorted(set(checkpoint.tensors) - set(wanted))
     if unused:
         log.debug("%d tensors of the checkpoint are not used: %s", len(unused), _some(unused))
@@ -80,7 +83,11 @@ def fill_layers(
         disable=is_hidden,
         unit="tensor",
     ):
-        if only_finite and piece.stored in FLOATS and not torch.isfinite(piece.data).all():
+        if (
+            only_finite
+            and piece.stored in FLOATS
+            and not _is_finite(wanted[piece.name], piece.data)
+        ):
             raise ModelError(
                 f"{checkpoint.path}: tensor {piece.name} has values that are NaN or infinite; the "
                 "old weights stay"
@@ -115,7 +122,7 @@ def fill_or_restore(
 
 def check_tensors(declared: Declared, checkpoint: Checkpoint) -> None:
     """Raise ModelError if the checkpoint lacks tensors or has one with another shape."""
-    wanted = {weight.name: weight for weights in declared.values() for weight in weights}
+    wanted = wanted_of(declared)
     for name, weight in wanted.items():
         stored = checkpoint.tensors.get(name)
         if stored is not None and weight.shape and weight.shape != stored.shape:
@@ -134,6 +141,12 @@ def repack_cache(config: EngineConfig, checkpoint: Checkpoint) -> RepackCache | 
         return None
     folder = Path(config.download_dir).expanduser() if config.download_dir else cache_dir()
     return RepackCache(folder / "repacked", checkpoint.digest, int(config.repack_cache_gb * 2**30))
+
+
+def _is_finite(weight: WantedWeight, data: Any) -> bool:
+    """Return whether the values are finite that this rank reads."""
+    parts = [data[tuple(slice(*span) for span in box)] for box in weight.boxes]
+    return all(bool(torch.isfinite(part).all()) for part in parts or [data])
 
 
 def _some(names: list[str]) -> str:

@@ -50,6 +50,14 @@ class Ranks:
     before: Collective | None = None
     after: Collective | None = None
 
+    def layout(self) -> str:
+        """Return what the ranks divide, in words."""
+        tensor = self.tensor
+        sizes = f"tensor_parallel_size={tensor.size}, pipeline_parallel_size={self.stage.count}"
+        if (copies := self.context.rows.group.size) > 1:
+            sizes += f", prefill_context_parallel_size={copies}"
+        return f"{sizes}, experts {tensor.placement}" if tensor.shares_out_experts else sizes
+
     def close(self) -> None:
         context = self.context
         groups = (self.tensor, context.tokens, context.heads, context.rows.group)

@@ -26,7 +26,7 @@ from pegboard.interfaces.executor import (
 )
 from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.platform import Replay, Trait
-from pegboard.interfaces.weight_loader import Checkpoint
+from pegboard.interfaces.weight_loader import Checkpoint, ShareFiles
 from pegboard.layers.build import LoRALimits
 from pegboard.layers.shards import Stage
 from pegboard.log import get_logger
@@ -150,7 +150,12 @@ class Worker:
                 self.balance = ExpertBalance(layers, setup.ranks.tensor, eplb, setup.device.name)
             specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
             if self.config.calculate_kv_scales:
-                self._calculate_kv_scales(specs)
+                plan, prompt = memory.random_prompt(specs, self.limits)
+                self._bind(plan, memory.allocate(plan, self.setup.platform.zeros))
+                for model in self.models:
+                    model.calculate_scales()
+                self._try(prompt)
+                self.runners = ()
             return WorkerReady(
                 self.rank,
                 specs,
@@ -175,15 +180,6 @@ class Worker:
         others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
         share = int(numbers.total_bytes * self.config.gpu_memory_utilization)
         return max(0, share - others - numbers.peak_bytes)
-
-    def _calculate_kv_scales(self, specs: Mapping[int, KVCacheSpec]) -> None:
-        """Set the scales of the KV cache by a prompt of random tokens."""
-        plan, prompt = memory.random_prompt(specs, self.limits)
-        self._bind(plan, memory.allocate(plan, self.setup.platform.zeros))
-        for model in self.models:
-            model.calculate_scales()
-        self._try(prompt)
-        self.runners = ()
 
     def _bind(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]], **parts: Any) -> None:
         """Bind all models to this memory of the KV cache, and make their runners. parts: more parts
@@ -379,6 +375,11 @@ class Worker:
             self.models[0].undo_update()
         else:
             self.models[0].update(checkpoint)
+
+    def save_sharded_state(self, path: str, pattern: str | None, max_size: int | None) -> None:
+        """Write what this rank reads of the target's checkpoint. Raises ModelError."""
+        files = ShareFiles(folder=Path(path), pattern=pattern, max_bytes=max_size)
+        self.models[0].save(files)
 
     def profile(self, path: str | None) -> None:
         """Start the profiler, which writes below `path`. If `path` is None, stop it."""

@@ -37,10 +37,11 @@ class Rows:
     def wanted(
         self, weights: list[WantedWeight], available: Mapping[str, Any]
     ) -> list[WantedWeight]:
-        """Return the weights without their shapes if the checkpoint stores them transposed."""
-        if not (self.transposed and available):
-            return weights
-        return [WantedWeight(weight.name) for weight in weights]
+        """Return the weights without their shapes if the checkpoint stores them transposed. Those
+        that are stored in another way are read as a whole."""
+        if self.transposed and available:
+            return [WantedWeight(weight.name) for weight in weights]
+        return weights if self.is_plain else [replace(weight, boxes=()) for weight in weights]
 
     def arranged(self, piece: WeightPiece, in_features: int, out_features: int) -> WeightPiece:
         """Return the piece as [out_features, in_features]. Rows of blocks (GGUF) are moved as they

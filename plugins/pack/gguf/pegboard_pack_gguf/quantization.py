@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.quantization import Part, QuantizationSetup
-from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard.interfaces.quantization import Cut, Part, QuantizationSetup
+from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
 from pegboard_pack_gguf.decode import decode, is_decodable
@@ -73,6 +73,9 @@ class GGUFReader(PlainReader):
             *super().tensors(part, columns, available),
             *([WantedWeight(scale, (1,))] if scale in available else []),
         ]
+
+    def boxes(self, weight: WantedWeight, cut: Cut) -> tuple[Box, ...]:
+        return (cut.box,) if weight.shape == cut.shape else ()
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         stored = pieces[part.name].stored

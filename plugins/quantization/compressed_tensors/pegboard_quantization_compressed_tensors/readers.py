@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.quantization import Part
-from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard.interfaces.quantization import Cut, Part
+from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.grouped import block_form, column_groups, grouped_rows, signed_rows
 from pegboard_weights.marlin_24 import Marlin24Reader
@@ -43,6 +43,7 @@ from pegboard_weights.stored_weight import (
     scales_of,
     stored_as,
     tensor_of,
+    words_of,
 )
 
 READING = "compressed-tensors 1"
@@ -141,6 +142,10 @@ class PackedReader(SchemeReader):
             *wanted,
             *(WantedWeight(name, shape) for name, shape in optional.items() if name in available),
         ]
+
+    def boxes(self, weight: WantedWeight, cut: Cut) -> tuple[Box, ...]:
+        is_codes = weight.name.endswith(".weight_packed")
+        return ((cut.rows, words_of(cut.columns, self.scheme.bits)),) if is_codes else ()
 
     def _groups(self, part: Part, columns: int, pieces: Pieces) -> Tensor | None:
         return column_groups(

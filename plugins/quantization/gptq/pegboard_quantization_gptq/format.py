@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
-from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard.interfaces.quantization import Cut, EmbeddingLayer, Part, QuantizationSetup
+from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig
 from pegboard_weights.grouped import block_form, column_groups, grouped_rows
@@ -39,6 +39,7 @@ from pegboard_weights.stored_weight import (
     module_of,
     scales_of,
     tensor_of,
+    words_of,
 )
 
 READING = "gptq 1"
@@ -139,6 +140,10 @@ class GPTQReader:
         ]
         order = f"{module}.g_idx"
         return [*wanted, WantedWeight(order, (columns,))] if order in available else wanted
+
+    def boxes(self, weight: WantedWeight, cut: Cut) -> tuple[Box, ...]:
+        is_codes = weight.name.endswith(".qweight")
+        return ((words_of(cut.columns, self.bits), cut.rows),) if is_codes else ()
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         return block_form(columns, self._group(columns), self._groups(part, columns, pieces))

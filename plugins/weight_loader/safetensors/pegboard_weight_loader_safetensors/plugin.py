@@ -15,3 +15,12 @@ DUMMY = WeightLoaderSpec(
     api="1.0",
     implementation="pegboard_weight_loader_safetensors.dummy:DummyLoader",
 )
+
+SHARDED_STATE = WeightLoaderSpec(
+    api="1.0",
+    implementation="pegboard_weight_loader_safetensors.sharded:ShardedStateLoader",
+    file_patterns=("sharded_state.json",),
+    flags=frozenset({"shares"}),
+    tier="tuned",  # such a folder has safetensors files, which `safetensors` would not understand
+    adapters="pegboard_weight_loader_safetensors.adapters:read_adapter",
+)
