@@ -131,14 +131,14 @@ def report(num_threads: int, folder: Path) -> str:
     write("qwen3_moe", "bfloat16", mixture)
     two: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": max(1, num_threads // 2)}
     staged: dict[str, Any] = {**two, "tensor_parallel_size": 1, "pipeline_parallel_size": 2}
-    rows: dict[str, Any] = {**two, "tensor_parallel_size": 1, "prefill_context_parallel_size": 2}
+    shared: dict[str, Any] = {**two, "tensor_parallel_size": 1, "prefill_context_parallel_size": 2}
     apart = {"distributed_executor_backend": "mp"}
     ways = {
         "1": {},
         "1, executor `mp`": apart,
         "2": two,
         "2 pipeline stages": staged,
-        "2, shared-out rows": rows,
+        "2, shared-out rows": shared,
     }
     of_experts = {"1": {}, "2": two, "2, whole experts": {**two, "enable_expert_parallel": True}}
     for name, model, chosen in (
