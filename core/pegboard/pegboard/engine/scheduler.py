@@ -34,6 +34,7 @@ from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import Copy, NewBlocks
 from pegboard.engine.live_requests import LiveRequests
+from pegboard.engine.lockstep import Lockstep
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.prefill_pacing import PrefillPacing
@@ -78,8 +79,10 @@ class Scheduler:
         grammars: Grammars,
         loras: LoRASlots | None,
         metrics: StepMetrics,
+        lockstep: Lockstep,
     ) -> None:
         self._limits = limits
+        self._lockstep = lockstep
         self._live = live
         self._kv = live.kv
         self._admission = admission
@@ -94,7 +97,7 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """Return the next step's batch, or None if nothing can run now. The batch is empty if only
-        KV transfers are open: the step then polls for their reports."""
+        KV transfers are open, for whose reports the step polls, or if other engines need it."""
         for gate in self._gates:
             gate.begin(is_idle=not self._steps)
         if self._steps and any(request.draft_token_ids for request in self._live.running):
@@ -107,11 +110,13 @@ class Scheduler:
             self._schedule_running(schedule)
             if not schedule.has_preempted:
                 self._admission.admit(schedule)
-        if not schedule.entries and (self._steps or not self._live.is_transferring):
+        is_needed = self._live.is_transferring or self._lockstep.is_running
+        if not schedule.entries and (self._steps or not is_needed):
             return None
         batch, drafts, copies = build_batch(
             self._num_steps, schedule, self._live, self._limits, self._loras
         )
+        batch.wave = self._lockstep.says(bool(self._live) and not self.is_paused)
         self._num_steps += 1
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
         self._steps[batch.step] = InFlight(drafts, copies, load, num_prefill_tokens)
@@ -242,6 +247,7 @@ class Scheduler:
         """Apply the results to the requests of the step. Results for rows that their request has
         left meanwhile are dropped. Requests that have ended give up what they hold at the end."""
         self._close(batch, output)
+        self._lockstep.end_step(output)
         if output.transfers:
             self._take_reports(output.transfers)
         ended: list[Ended] = []
@@ -295,7 +301,8 @@ class Scheduler:
         self._live.waiting.observe(step.load, output.times)
         if self._pacing is not None:
             self._pacing.observe(step.num_prefill_tokens, output.times.total_s)
-        self._metrics.step(batch, output.times, self._live.rows.owners)
+        if batch.num_rows or batch.wave is None:
+            self._metrics.step(batch, output.times, self._live.rows.owners)
 
     def _take_vector(self, request: Request, vector: np.ndarray, now_s: float) -> Ended:
         self._commit(request)

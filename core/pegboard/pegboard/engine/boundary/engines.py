@@ -35,6 +35,7 @@ from pegboard.engine.boundary.messages import (
     StepDeltas,
     Stop,
     ToEngine,
+    Wake,
 )
 from pegboard.errors import EngineDeadError
 
@@ -60,6 +61,7 @@ class Engines:
         self._balance = Balance(len(numbers))
         self._ready: dict[int, Ready] = {}
         self._asked: dict[int, tuple[Action[Any], dict[int, ControlReply]]] = {}
+        self._in_lockstep = False
         self._is_over = False
         try:
             for number in numbers:
@@ -70,8 +72,12 @@ class Engines:
 
     def start(self, plan: "EnginePlan", *, wants_samples: bool = False) -> None:
         """Send each engine the plan with its number. It also has a seed of its own, so that the
-        same prompt gets different answers from two engines, as it does from one."""
+        same prompt gets different answers from two engines, as it does from one. Engines that share
+        out experts meet in the folder of the first one."""
         seed = plan.settings.engine.seed
+        self._in_lockstep = plan.settings.engine.expert_engines > 1
+        if self._in_lockstep:
+            plan = replace(plan, meeting=(self.parts[0].folder / "meet").as_uri())
         for number, part in zip(self._numbers, self.parts, strict=True):
             settings = plan.settings.with_engine(
                 "data parallel",
@@ -104,7 +110,11 @@ class Engines:
         if isinstance(message, Add):
             wanted = message.engine
             engine = None if wanted is None else self._numbers.index(wanted)
-            self.parts[self._balance.add(message.request, engine)].send(message)
+            chosen = self._balance.add(message.request, engine)
+            self.parts[chosen].send(message)
+            if self._in_lockstep:
+                for part in (*self.parts[:chosen], *self.parts[chosen + 1 :]):
+                    part.send(Wake())
         elif isinstance(message, Abort):
             self._abort(message)
         else:

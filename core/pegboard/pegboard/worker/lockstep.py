@@ -1,0 +1,48 @@
+"""The steps of a rank that has some of the experts of other engines: it takes part in every step of
+theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from pegboard.data.batch import Batch, StepOutput
+from pegboard.layers.engine_rows import EngineRows
+from pegboard.worker.endings import Masks
+from pegboard.worker.model_runner import ModelRunner, RunnerParts
+
+AT_START = (False, False, 0)
+"""Said in the first steps, which all engines take alike."""
+
+
+class LockstepRunner(ModelRunner):
+    """rows: of all engines."""
+
+    def __init__(self, parts: RunnerParts, rows: EngineRows) -> None:
+        super().__init__(parts)
+        self.rows = rows
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
+        """Compute `batch` after an exchange with the other engines. A batch without rows is
+        computed as one row of padding, if another engine has rows."""
+        is_quiet, is_over = self.rows.agree(batch.num_tokens, batch.wave or AT_START)
+        if not batch.num_rows and self.rows.size:
+            inputs = self.inputs.blank(1)
+            self.parts.loaded.plan(inputs)
+            self.stages.forward(None, inputs)
+        finish = super().run(batch, masks)
+
+        def wait() -> StepOutput:
+            output = finish()
+            output.is_quiet = is_quiet
+            output.is_over = is_over
+            return output
+
+        return wait
+
+
+def make_runner(parts: RunnerParts) -> ModelRunner:
+    rows = parts.loaded.setup.ranks.engines
+    return ModelRunner(parts) if rows is None else LockstepRunner(parts, rows)
