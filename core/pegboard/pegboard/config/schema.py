@@ -599,8 +599,8 @@ def check_expert_engines(config: EngineConfig) -> None:
     if local < count:
         raise ConfigError(
             f"enable_expert_parallel shares out the experts among {count} engines, which one "
-            f"server must run, but this one runs {local}; remove enable_expert_parallel, so that each "
-            "engine has all experts, or let this server run all engines"
+            f"server must run, but this one runs {local}; remove enable_expert_parallel, so that "
+            "each engine has all experts, or let this server run all engines"
         )
     for name, value in ALONE.items():
         if getattr(config, name) not in (value, None):

@@ -27,8 +27,9 @@ class Lockstep:
         self.is_quiet = not self.is_on
 
     def leave(self) -> None:
-        """No more messages are taken. The wave ends when the other engines need no more steps."""
+        """Take no more messages. All engines leave; the wave ends when all have."""
         self._num_seen = LEFT
+        self.is_running = self.is_on
 
     def says(self, has_requests: bool) -> tuple[bool, bool, int] | None:
         """Return what the next batch says to the other engines."""

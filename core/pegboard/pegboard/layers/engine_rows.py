@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pegboard.data.batch import LEFT
 from pegboard.layers.shards import Group
 
 
@@ -34,8 +33,9 @@ class EngineRows:
         said = collective.all_gather(mine).view(self.engines.size, -1).tolist()
         self.count = count
         self.size = max(rows for rows, *_ in said)
-        seen = {number for *_, number in said if number != LEFT}
-        is_quiet = len(seen) < 2 and not any(works for _, works, _, _ in said)
+        is_quiet = len({number for *_, number in said}) == 1 and not any(
+            works for _, works, _, _ in said
+        )
         return is_quiet, is_quiet and not any(waits for _, _, waits, _ in said)
 
     def on_all(

@@ -25,11 +25,11 @@ class LockstepRunner(ModelRunner):
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
-        """Compute `batch` after an exchange with the other engines. A batch without rows is
-        computed as one row of padding, if another engine has rows."""
+        """Compute `batch` after an exchange with the other engines. For a batch
+        without rows, one token of no request is computed, if another engine has rows."""
         is_quiet, is_over = self.rows.agree(batch.num_tokens, batch.wave or AT_START)
         if not batch.num_rows and self.rows.size:
-            inputs = self.inputs.blank(1)
+            inputs = self.inputs.filler()
             self.parts.loaded.plan(inputs)
             self.stages.forward(None, inputs)
         finish = super().run(batch, masks)

@@ -335,6 +335,20 @@ class InputBuilder:
             self._take_turns(self.copies)
         return self._send(0, 0, size)
 
+    def filler(self) -> StepInputs:
+        """Return a step of one token that belongs to no request, in block 0, which belongs to none
+        either."""
+        if self.copies is not None:
+            self._take_turns(self.copies)
+        for buffer in (*self.to_embed, self.positions):
+            buffer.array[0] = 0
+        self.query_start_loc.array[:2] = self.one_each[:2]
+        self.seq_lens.array[0] = 1
+        for slots, table in zip(self.slots, self.tables, strict=True):
+            slots.array[0] = 0
+            table.array[0] = 0
+        return self._send(1, 1, 0)
+
     def _place_drafts(self, batch: Batch) -> Tensor:
         """Write this step's drafts after each row's known tokens. Returns the drafts in row
         order."""

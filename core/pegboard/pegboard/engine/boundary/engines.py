@@ -132,10 +132,15 @@ class Engines:
             self.parts[engine].send(Abort(names, message.reason))
 
     def stop(self) -> None:
-        """End all processes at the same time. Blocks until they have ended."""
+        """End all processes at the same time. Blocks until they have ended. If an engine has died,
+        those that share out experts with it may wait for it, and do not see a message."""
+        is_stuck = self._is_over and self._in_lockstep
         self._is_over = True
         for part in self.parts:
-            part.send(Stop())
+            if is_stuck:
+                part.kill()
+            else:
+                part.send(Stop())
         for part in self.parts:
             part.stop()
 
