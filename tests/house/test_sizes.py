@@ -25,20 +25,20 @@ from members import (
 CEILINGS = {
     ".": 295,
     "cli": 345,
-    "config": 640,
-    "data": 610,
-    "engine": 1855,
-    "engine/boundary": 615,
+    "config": 660,
+    "data": 615,
+    "engine": 1915,
+    "engine/boundary": 630,
     "engine/grammar": 470,
     "engine/kv": 730,
     "engine/metrics": 275,
     "front": 1390,
     "interfaces": 1195,
-    "layers": 1010,
+    "layers": 1060,
     "ops": 380,
     "plan": 680,
     "plugins": 1170,
-    "worker": 2100,
+    "worker": 2160,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

@@ -92,12 +92,10 @@ class Engine:
         admission = Admission(limits, live, gates, forks)
         metrics = parts.metrics
         self._lockstep = lockstep = Lockstep(limits.in_lockstep)
-        self._scheduler = Scheduler(
-            limits, live, admission, gates, grammars, loras, metrics, lockstep
-        )
+        self._scheduler = Scheduler(limits, live, admission, gates, grammars, loras, metrics)
         self._life = Life(parts.modules, executor)
         self._steps = Steps(
-            limits, executor, self._scheduler, live, gates, grammars, metrics, self._life
+            limits, executor, self._scheduler, live, gates, grammars, metrics, self._life, lockstep
         )
         self._controls = Controls(
             executor,
@@ -181,7 +179,7 @@ class Engine:
         """Submit steps while possible, apply the oldest result, and return the deltas of the
         requests."""
         with self._life.changing():
-            self._lockstep.has_actions = self._controls.is_busy
+            self._lockstep.begin_step(has_actions=self._controls.is_busy)
             self._steps.submit_all()
             if self._steps:
                 self._steps.finish_oldest()

@@ -11,13 +11,13 @@ class Lockstep:
     none has requests to compute, and no action waits. Each engine learns that in the same step.
 
     is_on: the engine shares out experts. is_running: the wave goes on. is_quiet: no engine had
-    requests to compute in the last step. has_actions: an action waits."""
+    requests to compute in the last step."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
         self.is_running = False
         self.is_quiet = not is_on
-        self.has_actions = False
+        self._has_actions = False
         self._num_seen = 0
 
     def wake(self) -> None:
@@ -31,12 +31,16 @@ class Lockstep:
         self._num_seen = LEFT
         self.is_running = self.is_on
 
+    def begin_step(self, *, has_actions: bool) -> None:
+        """has_actions: an action waits."""
+        self._has_actions = has_actions
+
     def says(self, has_requests: bool) -> tuple[bool, bool, int] | None:
         """Return what the next batch says to the other engines."""
         if not self.is_on:
             return None
         has_left = self._num_seen == LEFT
-        return has_requests and not has_left, self.has_actions and not has_left, self._num_seen
+        return has_requests and not has_left, self._has_actions and not has_left, self._num_seen
 
     def end_step(self, output: StepOutput) -> None:
         if self.is_on:

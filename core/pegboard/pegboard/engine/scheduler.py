@@ -34,7 +34,6 @@ from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import Copy, NewBlocks
 from pegboard.engine.live_requests import LiveRequests
-from pegboard.engine.lockstep import Lockstep
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.prefill_pacing import PrefillPacing
@@ -79,10 +78,8 @@ class Scheduler:
         grammars: Grammars,
         loras: LoRASlots | None,
         metrics: StepMetrics,
-        lockstep: Lockstep,
     ) -> None:
         self._limits = limits
-        self._lockstep = lockstep
         self._live = live
         self._kv = live.kv
         self._admission = admission
@@ -95,9 +92,10 @@ class Scheduler:
         self._steps: dict[int, InFlight] = {}
         self.is_paused = False
 
-    def schedule(self) -> Batch | None:
+    def schedule(self, *, is_needed: bool = False) -> Batch | None:
         """Return the next step's batch, or None if nothing can run now. The batch is empty if only
-        KV transfers are open, for whose reports the step polls, or if other engines need it."""
+        KV transfers are open, for whose reports the step polls, or if other engines need it
+        (is_needed)."""
         for gate in self._gates:
             gate.begin(is_idle=not self._steps)
         if self._steps and any(request.draft_token_ids for request in self._live.running):
@@ -110,13 +108,13 @@ class Scheduler:
             self._schedule_running(schedule)
             if not schedule.has_preempted:
                 self._admission.admit(schedule)
-        is_needed = self._live.is_transferring or self._lockstep.is_running
-        if not schedule.entries and (self._steps or not is_needed):
+        if not (
+            schedule.entries or (not self._steps and (is_needed or self._live.is_transferring))
+        ):
             return None
         batch, drafts, copies = build_batch(
             self._num_steps, schedule, self._live, self._limits, self._loras
         )
-        batch.wave = self._lockstep.says(bool(self._live) and not self.is_paused)
         self._num_steps += 1
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
         self._steps[batch.step] = InFlight(drafts, copies, load, num_prefill_tokens)
@@ -247,7 +245,6 @@ class Scheduler:
         """Apply the results to the requests of the step. Results for rows that their request has
         left meanwhile are dropped. Requests that have ended give up what they hold at the end."""
         self._close(batch, output)
-        self._lockstep.end_step(output)
         if output.transfers:
             self._take_reports(output.transfers)
         ended: list[Ended] = []
