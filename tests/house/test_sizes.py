@@ -25,20 +25,20 @@ from members import (
 CEILINGS = {
     ".": 295,
     "cli": 345,
-    "config": 640,
-    "data": 610,
-    "engine": 1875,
-    "engine/boundary": 620,
+    "config": 660,
+    "data": 615,
+    "engine": 1935,
+    "engine/boundary": 635,
     "engine/grammar": 470,
     "engine/kv": 730,
     "engine/metrics": 275,
     "front": 1390,
     "interfaces": 1220,
-    "layers": 1010,
+    "layers": 1060,
     "ops": 380,
     "plan": 680,
     "plugins": 1170,
-    "worker": 2120,
+    "worker": 2195,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

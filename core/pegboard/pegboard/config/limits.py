@@ -35,7 +35,8 @@ class Limits:
     be loaded at the same time; 0 = LoRA off. max_cpu_loras: number of adapters that are kept in
     memory, at least max_loras. kv_metrics_share: fraction of the KV blocks whose residency is
     measured; 0 = none. num_stages: pipeline stages. If there are several, each request is in one
-    step in flight at a time, unless it computes its prompt.
+    step in flight at a time, unless it computes its prompt. in_lockstep: this engine takes every
+    step together with others.
 
     Raises ConfigError, which names the setting, if a value is out of range.
     """
@@ -61,6 +62,7 @@ class Limits:
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
     kv_metrics_share: float = 0.0
     num_stages: int = 1
+    in_lockstep: bool = False
 
     def __post_init__(self) -> None:
         positive = (

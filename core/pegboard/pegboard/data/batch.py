@@ -22,6 +22,9 @@ from pegboard.data.sampling_params import SamplingParams
 Array = np.ndarray
 
 
+LEFT = -1
+"""The number of messages of an engine that takes no more."""
+
 BAD_LOGITS = -1
 """The token id of a row whose logits are NaN. It ends only that request."""
 
@@ -115,7 +118,9 @@ class Batch(msgspec.Struct, kw_only=True):
     destination block; copied before the forward.
     lora_slots: [B], 0 = base model; None = LoRA is off. first_token_ids: [B], the first token that
     each row computes; None = no rank needs it, because all ranks sample.
-    connector: KV connector name → its plan, which is opaque here.
+    connector: KV connector name → its plan, which is opaque here. wave: what the engine says to
+    others that share out experts with it: whether it has requests to compute, whether an action
+    waits, and how many messages it has seen; None = it does not.
     """
 
     step: int
@@ -133,6 +138,7 @@ class Batch(msgspec.Struct, kw_only=True):
     lora_slots: Array | None = None
     first_token_ids: Array | None = None
     connector: Mapping[str, bytes] = {}
+    wave: tuple[bool, bool, int] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -204,7 +210,8 @@ class StepOutput(msgspec.Struct, kw_only=True):
     that asked for none. prompt_logprobs: row → finished prompt logprobs ([num_prompt_tokens - 1]
     positions, for tokens 1 …). draft_token_ids: proposals for the next step, per row of `rows`
     (also kept in W). embeddings: of an engine that pools, one float32 vector per row of `rows`;
-    `token_ids` is empty then.
+    `token_ids` is empty then. is_quiet: no engine that shares out experts has requests to compute.
+    is_over: these engines need not take another step.
     """
 
     step: int
@@ -216,3 +223,5 @@ class StepOutput(msgspec.Struct, kw_only=True):
     embeddings: list[Array] | None = None
     transfers: dict[str, TransferReport] = {}
     times: StepTimes = msgspec.field(default_factory=StepTimes)
+    is_quiet: bool = False
+    is_over: bool = False

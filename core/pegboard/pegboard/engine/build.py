@@ -199,7 +199,12 @@ def _worker_plan(
     registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits
 ) -> WorkerPlan:
     return WorkerPlan(
-        config, limits, (plan.checkpoint,), partial(read_vocabulary, registry, plan), plan.pooling
+        config,
+        limits,
+        (plan.checkpoint,),
+        partial(read_vocabulary, registry, plan),
+        plan.pooling,
+        plan.meeting,
     )
 
 
@@ -264,6 +269,7 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
         kv_load_failure_policy=config.kv_load_failure_policy,
         kv_metrics_share=config.kv_cache_metrics_sample if config.kv_cache_metrics else 0.0,
         num_stages=config.pipeline_parallel_size,
+        in_lockstep=config.expert_engines > 1,
     )
 
 
@@ -351,11 +357,14 @@ def _structured_output_plugins(registry: Registry, engine: EngineConfig) -> list
 
 
 def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
-    """Return how many steps may be in flight: at least one for each pipeline stage. Without stages,
-    it is one if a logits processor needs each new token on the host; the log says so."""
+    """Return how many steps may be in flight: at least one for each pipeline stage, and one if the
+    engine must know after each step whether others need the next one. Otherwise, it is one if a
+    logits processor needs each new token on the host; the log says so."""
     wanted = config.max_in_flight or 1
     if config.pipeline_parallel_size > 1:
         return max(wanted, config.pipeline_parallel_size)
+    if config.expert_engines > 1:
+        return 1
     for name in config.logits_processors or ():
         entry = registry.find("logits_processor", name)
         if wanted > 1 and "host_tokens" in registry.spec(entry).flags:

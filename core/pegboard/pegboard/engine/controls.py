@@ -36,6 +36,7 @@ from pegboard.engine.actions import (
 )
 from pegboard.engine.life import Life
 from pegboard.engine.live_requests import LiveRequests
+from pegboard.engine.lockstep import Lockstep
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.scheduler import Scheduler
@@ -68,6 +69,7 @@ class Controls:
         steps: Steps,
         loras: LoRASlots | None,
         metrics: StepMetrics,
+        lockstep: Lockstep,
         *,
         stats: Callable[[], dict[str, Any]],
         decisions: Callable[[], list[dict[str, Any]]],
@@ -81,6 +83,7 @@ class Controls:
         self._scheduler = scheduler
         self._steps = steps
         self._metrics = metrics
+        self._lockstep = lockstep
         self._describe = describe
         self._can_sleep = can_sleep
         self._mode: PauseMode | None = None  # of the current pause; None = the engine serves
@@ -231,6 +234,8 @@ class Controls:
         try:
             checkpoint = self._describe(action.path)  # before requests are aborted for nothing
             yield from self._pause(self._mode or action.mode, clear_cache=True)
+            while not self._lockstep.is_quiet:  # others compute with the experts of this engine
+                yield from self._next_step()
             self._give_weights(checkpoint)
         except EngineDeadError:
             with self._life.changing():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
 from pegboard.engine.life import Life
 from pegboard.engine.live_requests import LiveRequests
+from pegboard.engine.lockstep import Lockstep
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.requests import check_request, completions_of
@@ -89,10 +91,11 @@ class Engine:
         self._live = live = LiveRequests(limits, kv, parts.policy, connectors, gates, parts.clock)
         admission = Admission(limits, live, gates, forks)
         metrics = parts.metrics
+        self._lockstep = lockstep = Lockstep(limits.in_lockstep)
         self._scheduler = Scheduler(limits, live, admission, gates, grammars, loras, metrics)
         self._life = Life(parts.modules, executor)
         self._steps = Steps(
-            limits, executor, self._scheduler, live, gates, grammars, metrics, self._life
+            limits, executor, self._scheduler, live, gates, grammars, metrics, self._life, lockstep
         )
         self._controls = Controls(
             executor,
@@ -102,6 +105,7 @@ class Engine:
             self._steps,
             loras,
             metrics,
+            lockstep,
             stats=self.stats,
             decisions=parts.decisions,
             describe=parts.describe_update,
@@ -115,6 +119,7 @@ class Engine:
         cannot be served (the prompt is empty or too long, a token id is outside the vocabulary, the
         request id is in use, …), and Overloaded if the queue is full."""
         self._life.check()
+        self._lockstep.wake()
         live = self._live
         if live.named(request.request_id):
             raise RequestError(
@@ -146,6 +151,10 @@ class Engine:
                     self._grammars.start(completion)
                 live.add(completion)
 
+    def wake(self) -> None:
+        """Another engine, with which this one shares out experts, gets a request."""
+        self._lockstep.wake()
+
     def abort(self, request_ids: Sequence[str], reason: Literal["abort", "stop"] = "abort") -> None:
         """End requests with all their completions, or single completions by key. The next step
         returns their last delta. Unknown ids are ignored, because the request may just have
@@ -160,16 +169,17 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do: requests, steps in flight, open KV transfers, deltas
-        to return, an action that is not done, or a death."""
+        to return, an action that is not done, other engines that need steps, or a death."""
         live = self._live
         can_run = bool(live) and not self._scheduler.is_paused
         is_open = self._steps or live.has_news or live.is_transferring or self._controls.is_busy
-        return bool(can_run or is_open or self._life.end)
+        return bool(can_run or is_open or self._lockstep.is_running or self._life.end)
 
     def step(self) -> list[RequestDelta]:
         """Submit steps while possible, apply the oldest result, and return the deltas of the
         requests."""
         with self._life.changing():
+            self._lockstep.begin_step(has_actions=self._controls.is_busy)
             self._steps.submit_all()
             if self._steps:
                 self._steps.finish_oldest()
@@ -186,6 +196,7 @@ class Engine:
         """Carry out an action between two steps (see `engine/actions.py`). The future has its
         answer as soon as it is done, which may be after some calls of `step`."""
         self._life.check()
+        self._lockstep.wake()
         future = self._controls.start(action)
         if self._life.end is None:
             self._end_step()
@@ -242,7 +253,18 @@ class Engine:
     def stop(self) -> None:
         """Drop all requests and stop the executor. A second call does nothing. The engine accepts
         no requests afterwards."""
-        self._grammars.compiler.stop()
-        self._parts.metrics.close()
-        self._parts.executor.stop()
-        self._life.stop("it was stopped")
+        try:
+            with suppress(Exception):  # another engine may have died
+                self._leave()
+        finally:
+            self._grammars.compiler.stop()
+            self._parts.metrics.close()
+            self._parts.executor.stop()
+            self._life.stop("it was stopped")
+
+    def _leave(self) -> None:
+        """Take steps until the engines with which this one shares out experts need no more."""
+        self._scheduler.pause(True)
+        self._lockstep.leave()
+        while self._lockstep.is_running and self._life.end is None:
+            self.step()

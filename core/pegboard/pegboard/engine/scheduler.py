@@ -92,9 +92,10 @@ class Scheduler:
         self._steps: dict[int, InFlight] = {}
         self.is_paused = False
 
-    def schedule(self) -> Batch | None:
+    def schedule(self, *, is_needed: bool = False) -> Batch | None:
         """Return the next step's batch, or None if nothing can run now. The batch is empty if only
-        KV transfers are open: the step then polls for their reports."""
+        KV transfers are open, for whose reports the step polls, or if other engines need it
+        (is_needed)."""
         for gate in self._gates:
             gate.begin(is_idle=not self._steps)
         if self._steps and any(request.draft_token_ids for request in self._live.running):
@@ -107,7 +108,9 @@ class Scheduler:
             self._schedule_running(schedule)
             if not schedule.has_preempted:
                 self._admission.admit(schedule)
-        if not schedule.entries and (self._steps or not self._live.is_transferring):
+        if not (
+            schedule.entries or (not self._steps and (is_needed or self._live.is_transferring))
+        ):
             return None
         batch, drafts, copies = build_batch(
             self._num_steps, schedule, self._live, self._limits, self._loras
@@ -295,7 +298,8 @@ class Scheduler:
         self._live.waiting.observe(step.load, output.times)
         if self._pacing is not None:
             self._pacing.observe(step.num_prefill_tokens, output.times.total_s)
-        self._metrics.step(batch, output.times, self._live.rows.owners)
+        if batch.num_rows or batch.wave is None:
+            self._metrics.step(batch, output.times, self._live.rows.owners)
 
     def _take_vector(self, request: Request, vector: np.ndarray, now_s: float) -> Ended:
         self._commit(request)

@@ -12,6 +12,7 @@ from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.life import Life
 from pegboard.engine.live_requests import LiveRequests
+from pegboard.engine.lockstep import Lockstep
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.scheduler import Scheduler
 from pegboard.errors import expect
@@ -31,7 +32,9 @@ class Steps:
         grammars: Grammars,
         metrics: StepMetrics,
         life: Life,
+        lockstep: Lockstep,
     ) -> None:
+        self._lockstep = lockstep
         self._most = limits.max_in_flight
         self._executor = executor
         self._scheduler = scheduler
@@ -59,6 +62,7 @@ class Steps:
             self._send_masks(batch)
         with self._metrics.timed("execute"):
             output = expect(future.result(), StepOutput, self._executor, "submit().result")
+        self._lockstep.end_step(output)
         with self._metrics.timed("apply"):
             self._scheduler.update(batch, output)
 
@@ -70,7 +74,10 @@ class Steps:
 
     def _schedule(self) -> Batch | None:
         with self._metrics.timed("schedule"):
-            return self._scheduler.schedule()
+            batch = self._scheduler.schedule(is_needed=self._lockstep.is_running)
+        if batch is not None:
+            batch.wave = self._lockstep.says(bool(self._live) and not self._scheduler.is_paused)
+        return batch
 
     def _send_masks(self, batch: Batch) -> None:
         """Send the token masks of the oldest step. All earlier steps have been applied, so the

@@ -19,6 +19,7 @@ from pegboard.interfaces.quantization import (
     WeightMethod,
 )
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
+from pegboard.layers.engine_rows import EngineRows
 from pegboard.layers.shards import Group, Span, Stage
 from pegboard.ops import AdapterRows
 
@@ -69,7 +70,7 @@ class Build:
     attention or states, which core adds before `bind`. lora_rows: returns which tokens of the step
     use which adapter, or None if none do; lora_head_rows: the same for the rows of the output head.
     None if LoRA is off. tensor: the ranks that divide each layer. stage: the part of the stack that
-    is built."""
+    is built. engines: those that share out experts; None = each engine has all of them."""
 
     dtype: str
     device: str
@@ -87,6 +88,7 @@ class Build:
     lora_head_rows: Callable[[], AdapterRows | None] | None = None
     tensor: Group = ALONE
     stage: Stage = WHOLE
+    engines: EngineRows | None = None
     declared: Declared = field(default_factory=Declared)
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 

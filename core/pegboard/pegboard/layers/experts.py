@@ -92,7 +92,7 @@ class Experts(Layer):
         self.weighs_input = weighs_input
         self.is_transposed = is_transposed
         self.is_interleaved = is_interleaved
-        self.group = build.tensor
+        self.group = build.tensor if build.engines is None else build.engines.experts
         self.held = self.group.experts(num_experts)
         self.slots = (
             Slots(self.group, num_experts, build.device) if self.group.moves_experts else None
@@ -288,7 +288,9 @@ class Experts(Layer):
             total: Tensor = add_up(rows, places, None if weighs_input else weights, shared, gate)
             return total
 
-        if (collective := self.group.collective) is not None:
+        if (engines := self.build.engines) is not None:
+            compute = plus_shared(engines.on_all(compute, self.num_experts))
+        elif (collective := self.group.collective) is not None:
             compute = self._summed(compute, collective.all_reduce)
         self.forward = compute
         if rule is not None:
@@ -312,11 +314,11 @@ class Experts(Layer):
         return lambda *inputs: add_up(compute(*inputs))
 
     def _places(self) -> Tensor | None:
-        """Return the place of each expert among those of this rank, -1 for the others: int32 [E].
-        None if the rank has all."""
+        """Return the place of each expert among those of this rank, -1 for the others and for
+        the id after the last one, which padding has: int32 [E + 1]. None if the rank has all."""
         if len(self.held) == self.num_experts:
             return None
-        places = torch.full((self.num_experts,), -1, dtype=torch.int32)
+        places = torch.full((self.num_experts + 1,), -1, dtype=torch.int32)
         places[list(self.held)] = torch.arange(len(self.held), dtype=torch.int32)
         return places.to(self.build.device)
 
@@ -375,6 +377,25 @@ class Experts(Layer):
             for module in (self.merged, *self.names):
                 unstacked.pop(f"{path}.{expert}.{module}", None)
         return unstacked
+
+
+def plus_shared(compute: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Return `compute` plus the result of shared experts (see `ops.sum_experts`)."""
+
+    def call(
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        shared: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> Tensor:
+        total = compute(x, weights, ids)
+        if shared is None:
+            return total
+        factor = 1.0 if gate is None else gate.float().sigmoid()
+        return (total.float() + shared.float() * factor).to(total.dtype)
+
+    return call
 
 
 def squared_relu(x: Tensor) -> Tensor:

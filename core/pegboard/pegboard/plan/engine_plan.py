@@ -105,7 +105,8 @@ class EnginePlan:
     defaults by SamplingParams field. model_names: names that clients may use. family: what the
     model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
     pooling: what the engine makes of prompts; None = it generates text. task: what that is, with
-    the names of the model's classes.
+    the names of the model's classes. meeting: where the ranks of all engines meet, if they share
+    out experts.
     """
 
     settings: Settings
@@ -121,6 +122,7 @@ class EnginePlan:
     reasoning_parser: str | None = None
     pooling: Pooling | None = None
     task: tuple[Literal["generate", "embed", "classify"], tuple[str, ...]] = ("generate", ())
+    meeting: str = ""
 
     def of_length(self, max_model_len: int) -> EnginePlan:
         """Return the plan with the length that the engine serves; 0 = unchanged."""

@@ -119,6 +119,7 @@ class LoadedModel:
             lora=lora,
             tensor=self.setup.ranks.tensor,
             stage=self.setup.ranks.stage,
+            engines=self.setup.ranks.engines,
             lora_rows=lambda: self._adapter_rows(False),
             lora_head_rows=lambda: self._adapter_rows(True),
         )

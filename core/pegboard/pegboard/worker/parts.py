@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pegboard.config.data_parallel import local_engine, local_engines
+from pegboard.config.data_parallel import engine_number, local_engine, local_engines
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig, eplb_config
 from pegboard.data.pooling_params import Pooling
@@ -23,6 +23,7 @@ from pegboard.interfaces.platform import Device, Platform, PlatformSetup
 from pegboard.interfaces.pooler import Pooler, PoolerSetup
 from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
+from pegboard.layers.engine_rows import EngineRows
 from pegboard.layers.shards import Group, Stage
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.importing import import_part
@@ -40,7 +41,8 @@ TIMEOUT_S = 300.0
 @dataclass(frozen=True)
 class Ranks:
     """How a rank is connected to the others. tensor: those that divide the layers of its stage.
-    context: those that share out the tokens of the KV cache.
+    context: those that share out the tokens of the KV cache. engines: those that share out experts
+    with other engines; None = this engine has all experts.
     before, after: this rank with the one that holds the same share of the stage before it, and of
     the one after it. They are None if there is no such stage, or if nothing is computed."""
 
@@ -49,6 +51,7 @@ class Ranks:
     context: Context = Context()
     before: Collective | None = None
     after: Collective | None = None
+    engines: EngineRows | None = None
 
     def layout(self) -> str:
         """Return what the ranks divide, in words."""
@@ -60,7 +63,9 @@ class Ranks:
 
     def close(self) -> None:
         context = self.context
-        groups = (self.tensor, context.tokens, context.heads, context.rows.group)
+        groups = [self.tensor, context.tokens, context.heads, context.rows.group]
+        if (engines := self.engines) is not None:
+            groups += (engines.experts, engines.engines)
         for collective in (self.before, self.after, *(group.collective for group in groups)):
             if collective is not None:
                 collective.close()
@@ -86,9 +91,10 @@ class WorkerSetup:
 
 
 def take_device(
-    registry: Registry, config: EngineConfig, limits: Limits, place: Place
+    registry: Registry, config: EngineConfig, limits: Limits, place: Place, meeting: str = ""
 ) -> WorkerSetup:
-    """Take the device of a rank, and choose its kernels. Raises ConfigError or PluginError."""
+    """Take the device of a rank, and choose its kernels. meeting: see `WorkerPlan`. Raises
+    ConfigError or PluginError."""
     check_context(config, limits.block_size)
     entry = registry.choose("platform", Need(), explicit=config.device).require()
     local_ranks = place.local_ranks * local_engines(config)
@@ -98,6 +104,9 @@ def take_device(
     activations = device.activations or config.dtype
     kernels = choose_kernels(registry, platform=entry.name, dtype=activations)
     ranks = make_ranks(registry, config, place, entry.name, device)
+    if config.expert_engines > 1:
+        engines = join_engines(registry, config, place, entry.name, device, meeting)
+        ranks = replace(ranks, engines=engines)
     return WorkerSetup(
         registry, config, limits, place, entry.name, platform, device, kernels, activations, ranks
     )
@@ -122,6 +131,33 @@ def make_ranks(
         return collective
 
     return groups_of(config, place.rank, connect)
+
+
+def join_engines(
+    registry: Registry,
+    config: EngineConfig,
+    place: Place,
+    platform: str,
+    device: Device,
+    meeting: str,
+) -> EngineRows:
+    """Return the groups of this rank and those of other engines. meeting: where they meet; "" =
+    nothing is computed."""
+    entry = registry.choose("collective", CollectiveNeed(platform=platform)).require()
+    size = config.num_ranks
+    every = range(config.expert_engines * size)
+    rank = engine_number(config) * size + place.rank
+
+    def group(name: str, ranks: range) -> Group:
+        member = ranks.index(rank)
+        if not meeting:
+            return Group(member, len(ranks))
+        setup = CollectiveSetup(name, tuple(ranks), member, meeting, device.name, TIMEOUT_S)
+        return Group(member, len(ranks), registry.build(entry, setup))
+
+    experts = replace(group("experts", every), placement=config.expert_placement_strategy)
+    engines = experts if size == 1 else group("engines", every[place.rank :: size])
+    return EngineRows(experts, engines, device.name)
 
 
 def groups_of(

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pegboard.data.batch import Batch, Logprobs, NewRequest
 from pegboard.interfaces.sampler import Sampler
-from pegboard.worker.step_inputs import AdapterGroups, RowState, StepInputs
+from pegboard.worker.adapter_groups import AdapterGroups
+from pegboard.worker.step_inputs import RowState, StepInputs
 
 CHUNK = 256
 """Number of positions that are scored at once. It limits the logits in memory to 256 ×

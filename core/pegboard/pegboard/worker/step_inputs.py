@@ -3,8 +3,7 @@ keep their addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 from pegboard.data.batch import Batch, NewRequest
 from pegboard.interfaces.attention import AttentionInputs, KVPlan, State
 from pegboard.interfaces.platform import Copies
-from pegboard.ops import AdapterRows
+from pegboard.worker.adapter_groups import AdapterGroups
 from pegboard.worker.context import Context
 
 ON_DEVICE = -2
@@ -160,37 +159,6 @@ class StepInputs:
     draft_token_ids: Tensor | None
 
 
-class AdapterGroups:
-    """Groups rows by the adapter that they use. rows: for the ops, in buffers that keep their
-    addresses."""
-
-    def __init__(self, order: Buffer, starts: Buffer) -> None:
-        self.order = order
-        self.starts = starts
-        self.rows = self._buffers = AdapterRows(order.on_device, starts.on_device)
-
-    def fill(self, slots: np.ndarray) -> None:
-        """Group rows with these slots [T]."""
-        self.rows = self._buffers
-        self.order.array[: len(slots)] = np.argsort(slots, kind="stable")
-        np.cumsum(
-            np.bincount(slots, minlength=len(self.starts.array) - 1), out=self.starts.array[1:]
-        )
-        self.order.sent(len(slots))
-        self.starts.sent(len(self.starts.array))
-
-    @contextmanager
-    def only(self, slot: int, num_rows: int) -> Iterator[None]:
-        """Compute `num_rows` rows with one slot in the block, in memory of their own."""
-        order, starts = self.rows
-        bounds = torch.arange(len(starts), dtype=torch.int32).gt(slot).int() * num_rows
-        self.rows = AdapterRows(
-            torch.arange(num_rows, dtype=torch.int32, device=order.device), bounds.to(starts.device)
-        )
-        yield
-        self.rows = self._buffers
-
-
 class InputBuilder:
     """The persistent buffers and the arithmetic that fills them. In a plain step, no Python code
     runs per token or row.
@@ -252,7 +220,7 @@ class InputBuilder:
         self.buffers.append(Buffer(shape, dtype, self.device, self.copies))
         return self.buffers[-1]
 
-    def _take_turns(self, copies: Copies) -> None:
+    def take_turns(self, copies: Copies) -> None:
         """Switch to the other half of each buffer, after the copies that were made from it two
         steps ago are done."""
         half = self.input_ids.half
@@ -266,7 +234,7 @@ class InputBuilder:
         padded: the number of tokens (and of rows, with one token each) that the step is padded to;
         0 = not padded."""
         if self.copies is not None:
-            self._take_turns(self.copies)
+            self.take_turns(self.copies)
         state = self.state
         rows = batch.rows
         counts = batch.num_scheduled_tokens
@@ -318,7 +286,7 @@ class InputBuilder:
             token_slots = np.repeat(batch.lora_slots, counts)
             self.adapters.fill(token_slots)
             self.head_adapters.fill(token_slots if index_tensor is None else token_slots[places])
-        inputs = self._send(num_rows, num_tokens, padded)
+        inputs = self.send(num_rows, num_tokens, padded)
         if self.copies is not None:
             self._fetch_sampled(token_ids, token_rows)
         inputs.starts = starts
@@ -332,8 +300,8 @@ class InputBuilder:
     def blank(self, size: int) -> StepInputs:
         """Return a step that consists only of padding, to record with."""
         if self.copies is not None:
-            self._take_turns(self.copies)
-        return self._send(0, 0, size)
+            self.take_turns(self.copies)
+        return self.send(0, 0, size)
 
     def _place_drafts(self, batch: Batch) -> Tensor:
         """Write this step's drafts after each row's known tokens. Returns the drafts in row
@@ -397,7 +365,7 @@ class InputBuilder:
             slots.array[num_tokens:tokens] = -1
             table.array[num_rows:size] = 0
 
-    def _send(self, num_rows: int, num_tokens: int, padded: int) -> StepInputs:
+    def send(self, num_rows: int, num_tokens: int, padded: int) -> StepInputs:
         """Return the filled buffers on the device. A padded step gets whole block tables, because a
         recording keeps their shape."""
         rows = max(num_rows, min(padded, self.max_rows))

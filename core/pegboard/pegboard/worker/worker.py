@@ -28,7 +28,6 @@ from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.weight_loader import Checkpoint, ShareFiles
 from pegboard.layers.build import LoRALimits
-from pegboard.layers.shards import Stage
 from pegboard.log import get_logger
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
@@ -38,9 +37,11 @@ from pegboard.worker.endings import Masks
 from pegboard.worker.expert_balance import ExpertBalance
 from pegboard.worker.first_steps import checked
 from pegboard.worker.loaded_model import LoadedModel
+from pegboard.worker.lockstep import make_runner
 from pegboard.worker.model_loader import check_memory
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
 from pegboard.worker.parts import (
+    Ranks,
     WorkerSetup,
     choose_sampler,
     make_connectors,
@@ -70,18 +71,24 @@ class WorkerPlan:
     """What a worker is built from. config: contains no "auto", because the engine has filled in the
     platform's defaults. checkpoints: of the models. The first is the target, which answers
     requests. vocabulary: reads the tokenizer's vocabulary. pooling: what is made of prompts; None =
-    tokens are sampled."""
+    tokens are sampled. meeting: where the ranks of all engines meet, as `Place.address`; "" = they
+    do not."""
 
     config: EngineConfig
     limits: Limits
     checkpoints: tuple[Checkpoint, ...]
     vocabulary: Callable[[], "Vocabulary"]
     pooling: Pooling | None = None
+    meeting: str = ""
 
 
-def traits_of(pooling: Pooling | None, stage: Stage) -> tuple[Trait, ...]:
-    """Return the traits that the steps of a pipeline stage use."""
+def traits_of(pooling: Pooling | None, ranks: Ranks) -> tuple[Trait, ...]:
+    """Return the traits that the steps of a rank use. Rows that engines exchange are not
+    recorded."""
+    stage = ranks.stage
     used = {"forward", *(["logits"] if stage.is_last else [])} if stage.count > 1 else {*TRAITS}
+    if ranks.engines is not None:
+        used = {"logits"}
     return tuple(trait for trait in STAGES_OF[pooling.task if pooling else None] if trait in used)
 
 
@@ -118,7 +125,7 @@ class Worker:
     def declare(self) -> None:
         """Take the device and build the models without weights. Raises as `load` does."""
         config = self.config
-        self.setup = take_device(self.registry, config, self.limits, self.place)
+        self.setup = take_device(self.registry, config, self.limits, self.place, self.plan.meeting)
         choose_sampler(self.setup)
         lora_dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
         lora = (
@@ -187,7 +194,7 @@ class Worker:
         setup = self.setup
         pooling = self.plan.pooling
         parts["pooler"] = make_pooler(setup, pooling)
-        parts["traits"] = traits_of(pooling, setup.ranks.stage)
+        parts["traits"] = traits_of(pooling, setup.ranks)
         runners: list[ModelRunner] = []
         for model in self.models:
             model.bind(plan, views)
@@ -201,7 +208,7 @@ class Worker:
                 copies=setup.platform.copies(),
                 next_stage=setup.ranks.after,
             )
-            runners.append(ModelRunner(common if runners else replace(common, **parts)))
+            runners.append(make_runner(common if runners else replace(common, **parts)))
         self.runners = runners
 
     def _try(self, *steps: Batch) -> None:

@@ -206,6 +206,10 @@ class EngineProcess(EngineLink):
             self._loop.remove_reader(self._process.sentinel)
         super().detach()
 
+    def kill(self) -> None:
+        """End the process at once. `stop` cleans up."""
+        self._process.kill()
+
     def stop(self) -> None:
         """Ask the process to stop, kill it if it does not, and remove the socket. Blocks until the
         process has ended. A second call does nothing."""

@@ -35,6 +35,7 @@ from pegboard.engine.boundary.messages import (
     StepDeltas,
     Stop,
     ToEngine,
+    Wake,
     decode_to_engine,
 )
 from pegboard.errors import EngineDeadError
@@ -61,6 +62,7 @@ class Engines:
         self._balance = Balance(len(numbers))
         self._ready: dict[int, Ready] = {}
         self._asked: dict[int, tuple[Action[Any], dict[int, ControlReply]]] = {}
+        self._in_lockstep = False
         self._is_over = False
         try:
             for number in numbers:
@@ -71,8 +73,12 @@ class Engines:
 
     def start(self, plan: "EnginePlan", *, wants_samples: bool = False) -> None:
         """Send each engine the plan with its number. It also has a seed of its own, so that the
-        same prompt gets different answers from two engines, as it does from one."""
+        same prompt gets different answers from two engines, as it does from one. Engines that share
+        out experts meet in the folder of the first one."""
         seed = plan.settings.engine.seed
+        self._in_lockstep = plan.settings.engine.expert_engines > 1
+        if self._in_lockstep:
+            plan = replace(plan, meeting=(self.parts[0].folder / "meet").as_uri())
         for number, part in zip(self._numbers, self.parts, strict=True):
             settings = plan.settings.with_engine(
                 "data parallel",
@@ -105,7 +111,11 @@ class Engines:
         if isinstance(message, Add):
             wanted = message.engine
             engine = None if wanted is None else self._numbers.index(wanted)
-            self.parts[self._balance.add(message.request, engine)].send(message)
+            chosen = self._balance.add(message.request, engine)
+            self.parts[chosen].send(message)
+            if self._in_lockstep:
+                for part in (*self.parts[:chosen], *self.parts[chosen + 1 :]):
+                    part.send(Wake())
         elif isinstance(message, Abort):
             self._abort(message)
         else:
@@ -132,10 +142,15 @@ class Engines:
             self.parts[engine].send(Abort(names, message.reason))
 
     def stop(self) -> None:
-        """End all processes at the same time. Blocks until they have ended."""
+        """End all processes at the same time. Blocks until they have ended. If an engine has died,
+        those that share out experts with it may wait for it, and do not see a message."""
+        is_stuck = self._is_over and self._in_lockstep
         self._is_over = True
         for part in self.parts:
-            part.send(Stop())
+            if is_stuck:
+                part.kill()
+            else:
+                part.send(Stop())
         for part in self.parts:
             part.stop()
 

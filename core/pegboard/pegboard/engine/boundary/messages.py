@@ -1,7 +1,7 @@
 """The messages between the API process (A) and the engine process (E), encoded with msgpack, one
 message per frame.
 
-    A → E   Start, Add, Abort, Control, Stop
+    A → E   Start, Add, Wake, Abort, Control, Stop
     E → A   Ready, StepDeltas, Measured, Rejected, ControlReply, Dead
 
 E sends one `StepDeltas` per step with the deltas of all requests, so A wakes once per step. A
@@ -35,6 +35,10 @@ class Add(msgspec.Struct, tag="add"):
 
     request: EngineRequest
     engine: int | None = None
+
+
+class Wake(msgspec.Struct, tag="wake"):
+    """An engine with which this one shares out experts gets a request."""
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -129,7 +133,7 @@ class Dead(msgspec.Struct, tag="dead"):
     is_start: bool = False
 
 
-ToEngine = Start | Add | Abort | Control | Stop
+ToEngine = Start | Add | Wake | Abort | Control | Stop
 FromEngine = Ready | StepDeltas | Measured | Rejected | ControlReply | Dead
 
 encode = msgspec.msgpack.Encoder().encode

@@ -30,6 +30,7 @@ from pegboard.engine.boundary.messages import (
     Start,
     StepDeltas,
     Stop,
+    Wake,
     decode_to_engine,
     encode,
 )
@@ -144,6 +145,8 @@ def _receive_all(socket: zmq.Socket[bytes], engine: Any) -> bool:
             return True
         if isinstance(message, Add):
             _add(socket, engine, message)
+        elif isinstance(message, Wake):
+            engine.wake()
         elif isinstance(message, Abort):
             engine.abort(message.ids, message.reason)
         elif isinstance(message, Control):
