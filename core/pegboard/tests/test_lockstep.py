@@ -16,9 +16,11 @@ from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.data.batch import CSR, StepOutput
 from pegboard.engine.lockstep import Lockstep
 from pegboard.errors import ConfigError
+from pegboard.interfaces.executor import Place
 from pegboard.layers import Experts, RouterRule
 from pegboard.layers.engine_rows import EngineRows
 from pegboard.layers.shards import Group
+from pegboard.worker.parts import join_engines
 from pegboard_testing.fake_build import fake_build, load_layers
 from pegboard_testing.fake_collective import FakeCollective, on_ranks
 
@@ -207,7 +209,7 @@ def test_an_engine_with_all_experts_says_nothing() -> None:
     assert not lockstep.is_running and lockstep.is_quiet and lockstep.says(True) is None
 
 
-ON = {"enable_expert_parallel": True, "data_parallel_size": 2}
+ON: dict[str, Any] = {"enable_expert_parallel": True, "data_parallel_size": 2}
 
 
 @pytest.mark.parametrize(
@@ -246,3 +248,10 @@ def test_both_backends_are_one_exchange(backend: str) -> None:
     check_engine(config)
     assert config.expert_engines == 2
     assert EngineConfig(data_parallel_size=2).expert_engines == 1
+
+
+def test_ranks_on_several_hosts_are_refused() -> None:
+    place = Place(rank=0, ranks=4, local_rank=0, local_ranks=2)
+    nothing: Any = None
+    with pytest.raises(ConfigError, match="must be on one host"):
+        join_engines(nothing, EngineConfig(**ON), place, "", nothing, "")

@@ -108,9 +108,7 @@ class Scheduler:
             self._schedule_running(schedule)
             if not schedule.has_preempted:
                 self._admission.admit(schedule)
-        if not (
-            schedule.entries or (not self._steps and (is_needed or self._live.is_transferring))
-        ):
+        if not schedule.entries and (self._steps or not (is_needed or self._live.is_transferring)):
             return None
         batch, drafts, copies = build_batch(
             self._num_steps, schedule, self._live, self._limits, self._loras

@@ -11,7 +11,7 @@ from pegboard.config.data_parallel import engine_number, local_engine, local_eng
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig, eplb_config
 from pegboard.data.pooling_params import Pooling
-from pegboard.errors import blame, expect
+from pegboard.errors import ConfigError, blame, expect
 from pegboard.installed import Entry
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.collective import Collective, CollectiveNeed, CollectiveSetup
@@ -142,7 +142,12 @@ def join_engines(
     meeting: str,
 ) -> EngineRows:
     """Return the groups of this rank and those of other engines. meeting: where they meet; "" =
-    nothing is computed."""
+    nothing is computed. Raises ConfigError if the ranks are on several hosts."""
+    if place.local_ranks < place.ranks:
+        raise ConfigError(
+            "engines that share out experts must be on one host, but the ranks of this one are on "
+            "several; remove enable_expert_parallel, or use an executor of one host"
+        )
     entry = registry.choose("collective", CollectiveNeed(platform=platform)).require()
     size = config.num_ranks
     every = range(config.expert_engines * size)
