@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pegboard.config.data_parallel import check_expert_engines
 from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.data.batch import CSR, StepOutput
 from pegboard.engine.lockstep import Lockstep
@@ -239,13 +240,16 @@ ON: dict[str, Any] = {"enable_expert_parallel": True, "data_parallel_size": 2}
 )
 def test_settings_that_do_not_fit_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_engine(EngineConfig(**values))
+        config = EngineConfig(**values)
+        check_engine(config)
+        check_expert_engines(config)
 
 
 @pytest.mark.parametrize("backend", ["naive", "allgather_reducescatter"])
 def test_both_backends_are_one_exchange(backend: str) -> None:
     config = EngineConfig(**ON, all2all_backend=backend)
     check_engine(config)
+    check_expert_engines(config)
     assert config.expert_engines == 2
     assert EngineConfig(data_parallel_size=2).expert_engines == 1
 
