@@ -224,7 +224,7 @@ ON: dict[str, Any] = {"enable_expert_parallel": True, "data_parallel_size": 2}
             {**ON, "decode_context_parallel_size": 2, "tensor_parallel_size": 2},
             "decode_context_parallel_size cannot",
         ),
-        ({**ON, "enable_eplb": True}, "enable_eplb cannot"),
+        ({**ON, "enable_eplb": True, "tensor_parallel_size": 2}, "enable_eplb cannot"),
         ({**ON, "spec_method": "ngram", "spec_tokens": 2}, "spec_method cannot"),
         ({**ON, "max_loras": 1}, "max_loras cannot"),
         ({**ON, "enable_sleep_mode": True}, "enable_sleep_mode cannot"),
