@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pegboard.config.data_parallel import check_expert_engines
 from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.data.batch import CSR, StepOutput
 from pegboard.engine.lockstep import Lockstep
@@ -223,7 +224,7 @@ ON: dict[str, Any] = {"enable_expert_parallel": True, "data_parallel_size": 2}
             {**ON, "decode_context_parallel_size": 2, "tensor_parallel_size": 2},
             "decode_context_parallel_size cannot",
         ),
-        ({**ON, "enable_eplb": True}, "enable_eplb cannot"),
+        ({**ON, "enable_eplb": True, "tensor_parallel_size": 2}, "enable_eplb cannot"),
         ({**ON, "spec_method": "ngram", "spec_tokens": 2}, "spec_method cannot"),
         ({**ON, "max_loras": 1}, "max_loras cannot"),
         ({**ON, "enable_sleep_mode": True}, "enable_sleep_mode cannot"),
@@ -239,13 +240,16 @@ ON: dict[str, Any] = {"enable_expert_parallel": True, "data_parallel_size": 2}
 )
 def test_settings_that_do_not_fit_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_engine(EngineConfig(**values))
+        config = EngineConfig(**values)
+        check_engine(config)
+        check_expert_engines(config)
 
 
 @pytest.mark.parametrize("backend", ["naive", "allgather_reducescatter"])
 def test_both_backends_are_one_exchange(backend: str) -> None:
     config = EngineConfig(**ON, all2all_backend=backend)
     check_engine(config)
+    check_expert_engines(config)
     assert config.expert_engines == 2
     assert EngineConfig(data_parallel_size=2).expert_engines == 1
 

@@ -566,50 +566,6 @@ def eplb_config(config: EngineConfig) -> EPLBConfig | None:
     return checked
 
 
-ALL2ALL = ("allgather_reducescatter", "naive")
-
-ALONE = {
-    "pipeline_parallel_size": 1,
-    "prefill_context_parallel_size": 1,
-    "decode_context_parallel_size": 1,
-    "enable_eplb": False,
-    "spec_method": None,
-    "max_loras": 0,
-    "enable_sleep_mode": False,
-    "kv_connectors": None,
-    "calculate_kv_scales": False,
-}
-"""Settings that engines which share out experts cannot have another value of."""
-
-
-def check_expert_engines(config: EngineConfig) -> None:
-    """Raise ConfigError if engines cannot share out experts so."""
-    if config.all2all_backend not in ALL2ALL:
-        raise ConfigError(
-            f"all2all_backend is {config.all2all_backend!r}, which sends tokens only to the ranks "
-            "of their experts; Pegboard's ranks get all tokens, so expected "
-            f"{' or '.join(ALL2ALL)}"
-        )
-    count = config.expert_engines
-    if count == 1:
-        return
-    local = config.data_parallel_size_local
-    if local is None:
-        local = count if config.data_parallel_rank is None else 1
-    if local < count:
-        raise ConfigError(
-            f"enable_expert_parallel shares out the experts among {count} engines, which one "
-            f"server must run, but this one runs {local}; remove enable_expert_parallel, so that "
-            "each engine has all experts, or let this server run all engines"
-        )
-    for name, value in ALONE.items():
-        if getattr(config, name) not in (value, None):
-            raise ConfigError(
-                f"{name} cannot be used where {count} engines share out experts "
-                "(data_parallel_size with enable_expert_parallel); remove one of them"
-            )
-
-
 def check_engine(config: EngineConfig) -> None:
     """Raise ConfigError for values that cannot work together or are out of range, before anything
     is loaded."""
@@ -629,7 +585,6 @@ def check_engine(config: EngineConfig) -> None:
             f"data_parallel_size is {config.data_parallel_size}, so there is no engine {last}; it "
             "counts the engines of all hosts"
         )
-    check_expert_engines(config)
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
     if not 0 < config.gpu_memory_utilization <= 1:

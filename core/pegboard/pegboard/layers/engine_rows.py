@@ -30,13 +30,13 @@ class EngineRows:
         collective = self.engines.collective
         assert collective is not None
         mine = torch.tensor([[count, *wave]], dtype=torch.int64, device=self._device)
-        said = collective.all_gather(mine).view(self.engines.size, -1).tolist()
+        reports = collective.all_gather(mine).view(self.engines.size, -1).tolist()
         self.count = count
-        self.size = max(rows for rows, *_ in said)
-        is_quiet = len({number for *_, number in said}) == 1 and not any(
-            works for _, works, _, _ in said
+        self.size = max(rows for rows, *_ in reports)
+        is_quiet = len({number for *_, number in reports}) == 1 and not any(
+            works for _, works, _, _ in reports
         )
-        return is_quiet, is_quiet and not any(waits for _, _, waits, _ in said)
+        return is_quiet, is_quiet and not any(waits for _, _, waits, _ in reports)
 
     def on_all(
         self, compute: Callable[[Tensor, Tensor, Tensor], Tensor], padding: int

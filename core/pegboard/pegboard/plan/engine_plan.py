@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from pegboard import env
+from pegboard.config.data_parallel import check_expert_engines
 from pegboard.config.limits import AUTO_LEN
 from pegboard.config.schema import Settings, check_engine, structured_outputs_config
 from pegboard.data.checkpoint_file import read_object
@@ -140,6 +141,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         lockfile.check(registry, settings.plugins.lock)
     settings = _amend(registry, settings)
     check_engine(settings.engine)
+    check_expert_engines(settings.engine)
     _check_installed(registry)
     _check_names(registry, settings)
     registry.check_options()
