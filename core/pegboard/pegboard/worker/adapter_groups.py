@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pegboard.ops import AdapterRows
 
-if TYPE_CHECKING:
-    from pegboard.worker.step_inputs import Buffer
+
+class Buffer(Protocol):
+    """As `step_inputs.Buffer`."""
+
+    array: np.ndarray
+    on_device: Tensor
+
+    def sent(self, *extents: int) -> Tensor: ...
 
 
 class AdapterGroups:
