@@ -15,7 +15,7 @@ from torch import Tensor
 from pegboard.config.data_parallel import check_expert_engines
 from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.data.batch import CSR, StepOutput
-from pegboard.engine.lockstep import Lockstep
+from pegboard.engine.lockstep import Alone, Lockstep
 from pegboard.errors import ConfigError
 from pegboard.interfaces.executor import Place
 from pegboard.layers import Experts, RouterRule
@@ -120,7 +120,7 @@ class FakeEngine:
     """An engine whose requests take some steps."""
 
     def __init__(self) -> None:
-        self.lockstep = Lockstep(True)
+        self.lockstep = Lockstep()
         self.inbox: deque[int | None] = deque()
         self.steps_left = 0
 
@@ -205,7 +205,7 @@ def test_engines_never_wait_for_one_that_sleeps(count: int, data: st.DataObject)
 
 
 def test_an_engine_with_all_experts_says_nothing() -> None:
-    lockstep = Lockstep(False)
+    lockstep = Alone()
     lockstep.wake()
     assert not lockstep.is_running and lockstep.is_quiet and lockstep.says(True) is None
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from pegboard.interfaces.attention import (
     AttentionBackend,
-    AttentionInputs,
     AttentionLayer,
     AttentionSetup,
     AttentionSpec,
@@ -36,7 +35,14 @@ from pegboard.interfaces.attention import (
 )
 from pegboard.interfaces.spec import unmet
 from pegboard.worker import memory
-from pegboard_testing.contract_attention import FLOAT8, Piece, Trial, nearest, random_steps
+from pegboard_testing.contract_attention import (
+    FLOAT8,
+    PartTrial,
+    Piece,
+    Trial,
+    nearest,
+    random_steps,
+)
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.key_parts import Share, joined
 
@@ -216,17 +222,8 @@ class LatentTrial(Trial):
         return rank < top_k
 
 
-class PartLatentTrial(LatentTrial):
-    """A trial of a rank that has a share of the tokens."""
-
-    def __init__(self, share: Share, contract: LatentContract, *args: Any) -> None:
-        super().__init__(contract, *args)
-        self.share = share
-
-    def inputs(
-        self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()
-    ) -> AttentionInputs:
-        return self.share.of(super().inputs(pieces, unstored), self.block_size)
+class PartLatentTrial(PartTrial, LatentTrial):
+    """The same of latents."""
 
     def taken(self, pieces: Sequence[Piece]) -> list[Tensor]:
         q, q_rope, latent, k_rope = super().taken(pieces)

@@ -36,7 +36,7 @@ from pegboard.engine.actions import (
 )
 from pegboard.engine.life import Life
 from pegboard.engine.live_requests import LiveRequests
-from pegboard.engine.lockstep import Lockstep
+from pegboard.engine.lockstep import Alone
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.scheduler import Scheduler
@@ -69,7 +69,7 @@ class Controls:
         steps: Steps,
         loras: LoRASlots | None,
         metrics: StepMetrics,
-        lockstep: Lockstep,
+        lockstep: Alone,
         *,
         stats: Callable[[], dict[str, Any]],
         decisions: Callable[[], list[dict[str, Any]]],

@@ -27,7 +27,7 @@ from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
 from pegboard.engine.life import Life
 from pegboard.engine.live_requests import LiveRequests
-from pegboard.engine.lockstep import Lockstep
+from pegboard.engine.lockstep import Alone, Lockstep
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.requests import check_request, completions_of
@@ -91,7 +91,7 @@ class Engine:
         self._live = live = LiveRequests(limits, kv, parts.policy, connectors, gates, parts.clock)
         admission = Admission(limits, live, gates, forks)
         metrics = parts.metrics
-        self._lockstep = lockstep = Lockstep(limits.in_lockstep)
+        self._lockstep = lockstep = Lockstep() if limits.in_lockstep else Alone()
         self._scheduler = Scheduler(limits, live, admission, gates, grammars, loras, metrics)
         self._life = Life(parts.modules, executor)
         self._steps = Steps(

@@ -12,7 +12,7 @@ from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.life import Life
 from pegboard.engine.live_requests import LiveRequests
-from pegboard.engine.lockstep import Lockstep
+from pegboard.engine.lockstep import Alone
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.scheduler import Scheduler
 from pegboard.errors import expect
@@ -32,7 +32,7 @@ class Steps:
         grammars: Grammars,
         metrics: StepMetrics,
         life: Life,
-        lockstep: Lockstep,
+        lockstep: Alone,
     ) -> None:
         self._lockstep = lockstep
         self._most = limits.max_in_flight

@@ -57,13 +57,10 @@ class EngineRows:
 
     def _gathered(self, x: Tensor, weights: Tensor, ids: Tensor, padding: int) -> list[Tensor]:
         """Return the tensors of all engines below each other, which travel as one."""
-        collective = self.engines.collective
-        assert collective is not None
         padded = (self._padded(x), self._padded(weights), self._padded(ids, padding))
         parts = [part.view(torch.uint8) for part in padded]
-        beside = collective.all_gather(torch.cat(parts, 1))
-        below = beside.view(self.size, self.engines.size, -1).transpose(0, 1).flatten(0, 1)
-        pieces = below.split([part.shape[1] for part in parts], 1)
+        rows = self.engines.all_rows(torch.cat(parts, 1))
+        pieces = rows.split([part.shape[1] for part in parts], 1)
         return [
             piece.contiguous().view(part.dtype) for piece, part in zip(pieces, padded, strict=True)
         ]

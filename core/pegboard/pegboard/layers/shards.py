@@ -117,6 +117,14 @@ class Group:
                 )
         return heads, kv_heads
 
+    def all_rows(self, part: Tensor) -> Tensor:
+        """Return the rows of all ranks below each other: [size * T, …]. part: [T, …], those of this
+        rank. All have equally many."""
+        if self.collective is None:
+            return part
+        beside = self.collective.all_gather(part.flatten(1).contiguous())
+        return beside.view(len(part), self.size, *part.shape[1:]).transpose(0, 1).flatten(0, 1)
+
     def summed(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Return `call` plus the results of the other ranks."""
         if (collective := self.collective) is None:

@@ -359,8 +359,9 @@ class InputBuilder:
             buffer.array[num_tokens:tokens] = 0
         self.query_start_loc.array[num_rows + 1 : size + 1] = num_tokens
         self.seq_lens.array[num_rows:size] = 0
-        self.part_lens.array[num_rows:size] = 0
-        self.num_keys.array[num_tokens:tokens] = 0
+        if self.has_parts:
+            self.part_lens.array[num_rows:size] = 0
+            self.num_keys.array[num_tokens:tokens] = 0
         for slots, table in zip(self.slots, self.tables, strict=True):
             slots.array[num_tokens:tokens] = -1
             table.array[num_rows:size] = 0
