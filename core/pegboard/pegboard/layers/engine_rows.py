@@ -27,10 +27,8 @@ class EngineRows:
         """Exchange how many rows the engines have in the next step. wave: see `Batch`. Return
         whether no engine has requests to compute, and whether the engines may stop: none has, no
         action waits, and all have seen the same messages."""
-        collective = self.engines.collective
-        assert collective is not None
         mine = torch.tensor([[count, *wave]], dtype=torch.int64, device=self._device)
-        reports = collective.all_gather(mine).view(self.engines.size, -1).tolist()
+        reports = self.engines.all_rows(mine).tolist()
         self.count = count
         self.size = max(rows for rows, *_ in reports)
         is_quiet = len({number for *_, number in reports}) == 1 and not any(
@@ -44,9 +42,7 @@ class EngineRows:
         """Return the sum over all ranks of `compute` of the rows of all engines, for the rows of
         this engine: (x [T, in], weights [T, k], ids [T, k]) → [T, out]. padding: the id of no
         expert."""
-        collective = self.experts.collective
-        assert collective is not None
-        add_up = collective.all_reduce
+        add_up = self.experts.summed(lambda total: total)
         rank = self.engines.rank
 
         def call(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
