@@ -25,10 +25,10 @@ from members import (
 CEILINGS = {
     ".": 295,
     "cli": 345,
-    "config": 660,
+    "config": 670,
     "data": 615,
     "engine": 1935,
-    "engine/boundary": 635,
+    "engine/boundary": 670,
     "engine/grammar": 470,
     "engine/kv": 730,
     "engine/metrics": 275,

@@ -170,13 +170,11 @@ def test_external_balancing(start_server: StartServer) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("-dp", "2", "-dpl", "1"), "data_parallel_hybrid_lb"),
+        (("-dp", "2", "-dpl", "1"), "data_parallel_address"),
         (("-dp", "2", "-dpe"), "data_parallel_rank"),
         (("-dp", "2", "-dph"), "data_parallel_size_local"),
         (("-dp", "2", "-dpr", "2", "-dpl", "1"), "there is no engine 2"),
-        (("-dp", "2", "--headless"), "--nnodes"),
-        (("-dp", "2", "-dpb", "ray"), "router"),
-        (("-dp", "2", "-dpa", "10.0.0.1"), "router"),
+        (("-dp", "2", "-dpb", "ray"), "own host"),
     ],
 )
 def test_what_needs_several_hosts_is_refused(flags: tuple[str, ...], words: str) -> None:

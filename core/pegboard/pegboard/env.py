@@ -57,7 +57,8 @@ def vllm_variables() -> dict[str, str]:
 
 
 def cluster_key() -> str | None:
-    """PEGBOARD_CLUSTER_KEY: a secret that the hosts of `--nnodes` share. Default: none."""
+    """PEGBOARD_CLUSTER_KEY: a secret that hosts share which run one engine or the engines of one
+    server. Default: none."""
     return os.environ.get("PEGBOARD_CLUSTER_KEY") or None
 
 

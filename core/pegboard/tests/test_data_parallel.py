@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -91,7 +92,7 @@ def test_the_engines_of_a_server(settings, numbers):
     [
         ({"data_parallel_external_lb": True}, "needs data_parallel_rank"),
         ({"data_parallel_size": 2, "data_parallel_hybrid_lb": True}, "needs data_parallel_size_lo"),
-        ({"data_parallel_size": 4, "data_parallel_size_local": 2}, "only on its own host"),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2}, "data_parallel_address"),
         (
             {"data_parallel_size": 2, "data_parallel_rank": 1, "data_parallel_hybrid_lb": True},
             "leave out",
@@ -371,6 +372,7 @@ def test_engines_know_their_places(monkeypatch):
     class Fake:
         def __init__(self, role: str) -> None:
             self.role = role
+            self.folder = Path("/")
 
         def start(self, plan, *, wants_samples: bool) -> None:
             started.append((self.role, plan.settings.engine, wants_samples))

@@ -216,8 +216,8 @@ ON: dict[str, Any] = {"enable_expert_parallel": True, "data_parallel_size": 2}
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({**ON, "data_parallel_rank": 1}, "this one runs 1; remove enable_expert_parallel"),
-        ({**ON, "data_parallel_size": 4, "data_parallel_size_local": 2}, "this one runs 2"),
+        ({**ON, "data_parallel_rank": 1}, "belong to one server; remove enable_expert_parallel"),
+        ({**ON, "data_parallel_start_rank": 1, "data_parallel_size_local": 1}, "to one server"),
         ({**ON, "pipeline_parallel_size": 2}, "pipeline_parallel_size cannot be used"),
         ({**ON, "prefill_context_parallel_size": 2}, "prefill_context_parallel_size cannot"),
         (

@@ -102,7 +102,7 @@ def test_short_forms():
         (["-cc.mode", "0", "-cc.cudagraph_mode=FULL"], "expected 0, none"),
         (["-O0", "--no-enforce-eager"], "was also given"),
         (["-cc", "0", "-cc.mode", "0"], "was also given"),
-        (["-dpb", "ray"], "put a router in front"),
+        (["-dpb", "ray"], "own host"),
         (["--kv-offloading-backend", "lmcache"], "expected native, got 'lmcache'"),
         (
             ["--kv-transfer-config", '{"kv_connector": "MultiConnector"}'],

@@ -45,7 +45,7 @@ class ApiProcesses:
     ) -> None:
         self._config = plan.settings.section(ServerConfig)
         self._count = self._config.api_server_count
-        self._plan_file = engine.parts[0].folder / "plan"  # only this user can read it
+        self._plan_file = engine.folder / "plan"  # only this user can read it
         self._plan_file.write_bytes(pickle.dumps(plan))
         self._engine = engine
         self._listener = listener

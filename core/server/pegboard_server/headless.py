@@ -23,8 +23,8 @@ def run_ranks(settings: "Settings", on_started: Callable[[], object] = lambda: N
     hosts = hosts_of(config)
     if hosts is None or not hosts.number:
         raise ConfigError(
-            "headless runs the ranks of another host than the server's: give the number of hosts "
-            "with --nnodes and the number of this one, from 1 on, with --node-rank"
+            "headless runs the ranks of another host than the server's: give the number of this "
+            "one, from 1 on, with --node-rank"
         )
     registry = Registry.discover(settings.plugins)
     entry = choose_executor(registry, config)

@@ -77,7 +77,7 @@ class EngineHub:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
         self._socket.linger = 1000  # ms: leaves time to deliver the message about the engine's end
-        self.address = f"ipc://{engine.parts[0].folder / 'apis'}"
+        self.address = f"ipc://{engine.folder / 'apis'}"
         self._socket.bind(self.address)
 
     def attach(self) -> None:

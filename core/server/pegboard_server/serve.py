@@ -18,9 +18,9 @@ from pegboard_server.stopping import Termination
 if TYPE_CHECKING:
     import socket
 
-    from pegboard.config.schema import Settings
+    from pegboard.config.schema import EngineConfig, Settings
     from pegboard.engine.boundary.client import EngineProcess
-    from pegboard.engine.boundary.engines import Engines
+    from pegboard.engine.boundary.engines import Engines, OtherHosts
     from pegboard.plan.engine_plan import EnginePlan
 
 MAX_QUEUED = 8192
@@ -69,8 +69,10 @@ class Serve:
             env.log_everything()
         set_up_logging(env.log_level())
         run = serve
-        if server.headless:
+        if server.headless and settings.engine.nnodes > 1:
             from pegboard_server.headless import run_ranks as run
+        elif server.headless:
+            from pegboard_server.engine_host import run_engines as run
         termination = Termination()
         before = {
             signal.SIGTERM: signal.signal(signal.SIGTERM, termination),
@@ -93,7 +95,7 @@ def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None)
     from pegboard_server.watchdog import WatchedEngine
 
     # started first: its imports take seconds
-    engine = start_processes(settings.engine, WatchedEngine)
+    engine = start_processes(settings.engine, WatchedEngine, _other_hosts)
     try:
         from pegboard_server.listener import LoadingAnswer, bind_socket
         from pegboard_server.logs import apply_log_config
@@ -117,6 +119,12 @@ def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None)
             listener.close()
     finally:
         engine.stop()
+
+
+def _other_hosts(config: "EngineConfig") -> "OtherHosts":
+    from pegboard_server.other_hosts import EngineHosts
+
+    return EngineHosts(config)
 
 
 def _serve_here(

@@ -31,7 +31,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = 1
     headless: Annotated[
-        bool, doc("Run only the ranks of this host; the server is on the host with node_rank 0")
+        bool, doc("Run only the ranks or engines of this host, for the server of another one")
     ] = False
     # access
     api_key: Annotated[

@@ -162,7 +162,7 @@ class WatchedEngine(EngineProcess):
 
     def end(self, reason: str) -> None:
         """Kill the process. Everything that waits for it gets `reason`."""
-        self._died(f"the engine was ended, because {reason}")
+        self.died(f"the engine was ended, because {reason}")
         self._process.kill()
 
 

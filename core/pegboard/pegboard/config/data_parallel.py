@@ -1,19 +1,14 @@
 """The engines of data parallel: which of them a server runs, and their places on its host.
 
-Engines are numbered over all hosts. A server with internal balancing runs all of them. With hybrid
-balancing it runs those of its host, and with external balancing one.
+Engines are numbered over all hosts. A server with internal balancing has all of them, of which
+other hosts may run the last ones. With hybrid balancing it has those of its host, and with external
+balancing one.
 """
 
 from __future__ import annotations
 
 from pegboard.config.schema import EngineConfig
 from pegboard.errors import ConfigError, RequestError
-
-ROUTER_ADVICE = (
-    "start a server on each host with data_parallel_hybrid_lb, data_parallel_size_local and "
-    "data_parallel_start_rank, and put a router in front of them"
-)
-
 
 ALL2ALL = ("allgather_reducescatter", "naive")
 
@@ -32,8 +27,8 @@ ALONE = {
 
 
 def engine_numbers(config: EngineConfig) -> range:
-    """Return the numbers of the engines that this server runs. Raises ConfigError if the settings
-    about data parallel do not fit together."""
+    """Return the numbers of this server's engines. Raises ConfigError if the settings about data
+    parallel do not fit together."""
     start = config.data_parallel_start_rank or 0
     local = config.data_parallel_size_local
     rank = config.data_parallel_rank
@@ -57,12 +52,38 @@ def engine_numbers(config: EngineConfig) -> range:
                 "data_parallel_size_local, the number of engines on this host"
             )
         return range(start, start + local)
-    if local not in (None, config.data_parallel_size):
+    if local not in (None, config.data_parallel_size) and config.data_parallel_address is None:
         raise ConfigError(
-            f"data_parallel_size_local is {local} of {config.data_parallel_size} engines, but a "
-            f"server starts engines only on its own host; {ROUTER_ADVICE}"
+            f"data_parallel_size_local is {local} of {config.data_parallel_size} engines: give the "
+            "address of this host with data_parallel_address, and start pegboard serve --headless "
+            "on the hosts of the other engines; or set data_parallel_hybrid_lb if each host has a "
+            "server, behind a router"
         )
     return range(config.data_parallel_size)
+
+
+def engines_here(config: EngineConfig) -> range:
+    """Return the numbers of this server's engines that run on its host."""
+    numbers = engine_numbers(config)
+    if config.data_parallel_size_local is None or config.data_parallel_rank is not None:
+        return numbers
+    return numbers[: config.data_parallel_size_local]
+
+
+def headless_engines(config: EngineConfig) -> range:
+    """Return the numbers of the engines that a host without a server runs. Raises ConfigError if
+    the settings do not say which."""
+    first = config.data_parallel_start_rank
+    if first is None or config.data_parallel_address is None:
+        raise ConfigError(
+            "headless runs engines or ranks of another host's server. For engines, give "
+            "data_parallel_size, data_parallel_size_local, the number of the first one with "
+            "data_parallel_start_rank, and the server's address with data_parallel_address. For "
+            "ranks, give the number of hosts with nnodes and that of this one, from 1 on, with "
+            "node_rank"
+        )
+    local = config.data_parallel_size_local
+    return range(first, config.data_parallel_size if local is None else first + local)
 
 
 def engine_number(config: EngineConfig) -> int:
@@ -110,14 +131,14 @@ def check_expert_engines(config: EngineConfig) -> None:
     count = config.expert_engines
     if count == 1:
         return
-    local = config.data_parallel_size_local
-    if local is None:
-        local = count if config.data_parallel_rank is None else 1
-    if local < count:
+    rank = config.data_parallel_rank
+    start = config.data_parallel_start_rank
+    is_one_of_several = start is None if rank is not None else bool(start)
+    if config.data_parallel_hybrid_lb or is_one_of_several:
         raise ConfigError(
-            f"enable_expert_parallel shares out the experts among {count} engines, which one "
-            f"server must run, but this one runs {local}; remove enable_expert_parallel, so that "
-            "each engine has all experts, or let this server run all engines"
+            f"enable_expert_parallel shares out the experts among {count} engines, which must "
+            "belong to one server; remove enable_expert_parallel, so that each engine has all "
+            "experts, or let one server balance all engines"
         )
     for name, value in ALONE.items():
         if getattr(config, name) not in (value, None):

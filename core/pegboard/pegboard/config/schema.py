@@ -281,14 +281,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = 1
     data_parallel_size_local: Annotated[
-        int | None, doc("How many of them this server runs; default: all", least=1)
+        int | None, doc("How many of them run on this host; default: all", least=0)
     ] = None
     data_parallel_start_rank: Annotated[
-        int | None, doc("Number of the first engine of this server (hybrid balancing)", least=0)
+        int | None,
+        doc("Number of the first engine of this host (headless, or hybrid balancing)", least=0),
     ] = None
     data_parallel_rank: Annotated[
         int | None, doc("Number of the only engine of this server (external balancing)", least=0)
     ] = None
+    data_parallel_address: Annotated[
+        str | None, doc("Address of the server's host, which the hosts of other engines connect to")
+    ] = None
+    data_parallel_rpc_port: Annotated[
+        int, doc("Port for that", needs="data_parallel_address", least=1)
+    ] = 29550
     data_parallel_hybrid_lb: Annotated[
         bool, doc("Run and balance only the engines of this host; a router balances the hosts")
     ] = False

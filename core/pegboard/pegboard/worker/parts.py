@@ -148,7 +148,8 @@ def join_engines(
             "engines that share out experts must be on one host, but the ranks of this one are on "
             "several; remove enable_expert_parallel, or use an executor of one host"
         )
-    entry = registry.choose("collective", CollectiveNeed(platform=platform)).require()
+    need = CollectiveNeed(platform=platform, hosts=2 if meeting.startswith("tcp:") else None)
+    entry = registry.choose("collective", need).require()
     size = config.num_ranks
     every = range(config.expert_engines * size)
     rank = engine_number(config) * size + place.rank

@@ -50,12 +50,48 @@ CRASH_ADVICE = (
 )
 
 
-class EngineLink:
-    """A socket to the engine. After `attach`, the running event loop calls back for every message
-    and when the engine dies. stalled: why the engine does not answer at present, set by whoever
-    watches it; "" = it answers."""
+class EngineEnd:
+    """This process's end of a connection to an engine. stalled: why the engine does not answer at
+    present, set by whoever watches it; "" = it answers."""
 
     stalled = ""
+    _on_message: Callable[[FromEngine], None] | None = None
+    _on_death: Callable[[EngineDeadError], None] | None = None
+
+    def attach(
+        self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
+    ) -> None:
+        """Call `on_message` for every message, and `on_death` when the engine dies, on the running
+        event loop."""
+        self._on_message = on_message
+        self._on_death = on_death
+
+    def detach(self) -> None:
+        """Stop the callbacks. Call it on the loop that called `attach`."""
+        self._on_message = self._on_death = None
+
+    def take(self, message: FromEngine) -> None:
+        """Pass on a message of the engine."""
+        if isinstance(message, Dead) and not message.is_start:
+            self.died(message.failure.message)
+            return
+        # the engine did not start, so the end of its process is not reported again
+        if isinstance(message, Dead):
+            self._on_death = None
+        if self._on_message is not None:
+            self._on_message(message)
+
+    def died(self, reason: str) -> None:
+        """Report the end of the engine. A second call does nothing."""
+        on_death = self._on_death
+        self._on_death = None
+        if on_death is not None:
+            on_death(EngineDeadError(reason))
+
+
+class EngineLink(EngineEnd):
+    """A socket to the engine. After `attach`, the running event loop calls back for every message
+    and when the engine dies."""
 
     def __init__(self, address: str, *, identity: bytes = b"", linger_ms: int = 0) -> None:
         self.folder = Path(address.removeprefix("ipc://")).parent
@@ -69,17 +105,12 @@ class EngineLink:
             self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.connect(address)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_message: Callable[[FromEngine], None] | None = None
-        self._on_death: Callable[[EngineDeadError], None] | None = None
 
     def attach(
         self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
     ) -> None:
-        """Call `on_message` for every message, and `on_death` when the engine dies, on the running
-        event loop."""
+        super().attach(on_message, on_death)
         self._loop = asyncio.get_running_loop()
-        self._on_message = on_message
-        self._on_death = on_death
         self._loop.add_reader(self._socket.FD, self._receive)
         self._loop.call_soon(self._receive)
 
@@ -105,27 +136,13 @@ class EngineLink:
             self._take(data)
 
     def _take(self, data: bytes) -> None:
-        assert self._on_message is not None
-        message = decode_from_engine(data)
-        if isinstance(message, Dead) and not message.is_start:
-            self._died(message.failure.message)
-            return
-        # the engine did not start, so the end of its process is not reported again
-        if isinstance(message, Dead):
-            self._on_death = None
-        self._on_message(message)
-
-    def _died(self, reason: str) -> None:
-        on_death = self._on_death
-        self._on_death = None
-        if on_death is not None:
-            on_death(EngineDeadError(reason))
+        self.take(decode_from_engine(data))
 
     def detach(self) -> None:
-        """Stop the callbacks. Call it on the loop that called `attach`."""
+        super().detach()
         if self._loop is not None and not self._socket.closed:
             self._loop.remove_reader(self._socket.FD)
-        self._loop = self._on_message = self._on_death = None
+        self._loop = None
 
     def close(self) -> None:
         """Stop the callbacks and close the socket."""
@@ -145,17 +162,7 @@ class EngineProcess(EngineLink):
 
     def __init__(self, builder: str = BUILDER, *, role: str = "engine") -> None:
         with signals_wait():
-            try:
-                socket_folder, self._lock = _new_folder()
-            except OSError as error:
-                # tempfile finds no folder that it can write, or the disk is full
-                message = (
-                    f"no folder for the engine's socket can be made: {error.strerror or error}"
-                )
-                raise ConfigError(
-                    f"{message}; free some space there, or set TMPDIR to a folder that can be "
-                    "written"
-                ) from error
+            socket_folder, self._lock = new_folder()
             address = f"ipc://{socket_folder / 'engine'}"
             super().__init__(address)
             self._has_plan = False
@@ -192,14 +199,14 @@ class EngineProcess(EngineLink):
         # its last message, which may still be on its way, says more
         loop.call_later(
             LAST_WORDS_S,
-            self._died,
+            self.died,
             f"the engine process exited ({self._process.how_it_ended()}){advice}",
         )
 
-    def _died(self, reason: str) -> None:
+    def died(self, reason: str) -> None:
         if self._on_death is not None:
             log.error("%s", reason)
-        super()._died(reason)
+        super().died(reason)
 
     def detach(self) -> None:
         if self._loop is not None:
@@ -229,11 +236,22 @@ class EngineProcess(EngineLink):
 _PREFIX = "pegboard-engine-"
 
 
-def _new_folder() -> tuple[Path, int | None]:
+def new_folder() -> tuple[Path, int | None]:
     """Create a folder that only this user can open (mode 0700). Return it and the descriptor that
     keeps it locked, or None if the file system has no locks. The folder is in /tmp if the path
     below TMPDIR would be too long for a socket. The folders of processes that were killed are
-    removed."""
+    removed. Raises ConfigError."""
+    try:
+        return _new_folder()
+    except OSError as error:
+        # tempfile finds no folder that it can write, or the disk is full
+        raise ConfigError(
+            f"no folder for the engine's socket can be made: {error.strerror or error}; free some "
+            "space there, or set TMPDIR to a folder that can be written"
+        ) from error
+
+
+def _new_folder() -> tuple[Path, int | None]:
     length = len(os.fsencode(tempfile.gettempdir())) + len(f"/{_PREFIX}12345678/engine")
     root = Path("/tmp" if length > zmq.IPC_PATH_MAX_LEN else tempfile.gettempdir())
     for left in root.glob(f"{_PREFIX}*"):

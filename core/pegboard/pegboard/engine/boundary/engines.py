@@ -6,12 +6,12 @@ If an engine dies, all count as dead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pegboard.config.data_parallel import engine_numbers
+from pegboard.config.data_parallel import engine_numbers, engines_here
 from pegboard.engine.actions import (
     Action,
     CollectiveRpc,
@@ -38,7 +38,7 @@ from pegboard.engine.boundary.messages import (
     Wake,
     decode_to_engine,
 )
-from pegboard.errors import EngineDeadError
+from pegboard.errors import ConfigError, EngineDeadError
 
 if TYPE_CHECKING:
     from pegboard.config.schema import EngineConfig
@@ -46,20 +46,52 @@ if TYPE_CHECKING:
 
 
 def start_processes(
-    config: "EngineConfig", make: Callable[..., EngineProcess] = EngineProcess
+    config: "EngineConfig",
+    make: Callable[..., EngineProcess] = EngineProcess,
+    find: "Callable[[EngineConfig], OtherHosts] | None" = None,
 ) -> "EngineProcess | Engines":
-    """Start the engine processes of a server with `make(role=…)`. Raises ConfigError."""
+    """Start the engine processes of a server with `make(role=…)`. find: finds the hosts of those
+    that do not run here; None = all must run here. Raises ConfigError."""
     numbers = engine_numbers(config)
-    return make() if len(numbers) == 1 else Engines(numbers, make)
+    local = engines_here(config)
+    if len(local) == len(numbers):
+        return make() if len(numbers) == 1 else Engines(numbers, make)
+    if find is None:
+        raise ConfigError(
+            f"data_parallel_size_local is {len(local)} of {len(numbers)} engines, but only "
+            "pegboard serve has engines on other hosts"
+        )
+    return Engines(local, make, find(config))
+
+
+class OtherHosts(Protocol):
+    """The hosts of engines that do not run here. engines: by number; each has the methods of an
+    `EngineProcess`. meeting: the address where engines meet that share out experts."""
+
+    engines: Mapping[int, Any]
+    meeting: str
+
+    def stop(self, *, in_order: bool) -> None:
+        """Let all hosts end, and wait for them. in_order: no engine has died."""
 
 
 class Engines:
-    """numbers: those of the engines. parts: their processes, in this order."""
+    """numbers: those of the engines on this host. hosts: the other ones. parts: all, in the order
+    of their numbers. folder: of the first one."""
 
-    def __init__(self, numbers: range, make: Callable[..., EngineProcess] = EngineProcess) -> None:
-        self.parts: list[EngineProcess] = []
+    def __init__(
+        self,
+        numbers: range,
+        make: Callable[..., EngineProcess] = EngineProcess,
+        hosts: OtherHosts | None = None,
+    ) -> None:
+        self.parts: list[EngineProcess | Any] = []
+        self._hosts = hosts
+        self._num_local = len(numbers)
         self._numbers = numbers
-        self._balance = Balance(len(numbers))
+        if hosts is not None:
+            self._numbers = range(numbers.start, numbers.stop + len(hosts.engines))
+        self._balance = Balance(len(self._numbers))
         self._ready: dict[int, Ready] = {}
         self._asked: dict[int, tuple[Action[Any], dict[int, ControlReply]]] = {}
         self._in_lockstep = False
@@ -70,21 +102,25 @@ class Engines:
         except BaseException:
             self.stop()
             raise
+        if hosts is not None:
+            self.parts.extend(hosts.engines.values())
+        self.folder = self.parts[0].folder
 
     def start(self, plan: "EnginePlan", *, wants_samples: bool = False) -> None:
         """Send each engine the plan with its number. It also has a seed of its own, so that the
         same prompt gets different answers from two engines, as it does from one. Engines that share
-        out experts meet in the folder of the first one."""
+        out experts meet in the folder of the first one, or on a port of this host."""
         seed = plan.settings.engine.seed
         self._in_lockstep = plan.settings.engine.expert_engines > 1
         if self._in_lockstep:
-            plan = replace(plan, meeting=(self.parts[0].folder / "meet").as_uri())
+            here = (self.folder / "meet").as_uri()
+            plan = replace(plan, meeting=here if self._hosts is None else self._hosts.meeting)
         for number, part in zip(self._numbers, self.parts, strict=True):
             settings = plan.settings.with_engine(
                 "data parallel",
                 data_parallel_rank=number,
                 data_parallel_start_rank=self._numbers.start,
-                data_parallel_size_local=len(self._numbers),
+                data_parallel_size_local=self._num_local,
                 seed=seed + number,
             )
             part.start(replace(plan, settings=settings), wants_samples=wants_samples)
@@ -144,13 +180,16 @@ class Engines:
     def stop(self) -> None:
         """End all processes at the same time. Blocks until they have ended. If an engine has died,
         those that share out experts with it may wait for it, and do not see a message."""
-        is_stuck = self._is_over and self._in_lockstep
+        has_died = self._is_over
+        is_stuck = has_died and self._in_lockstep
         self._is_over = True
         for part in self.parts:
             if is_stuck:
                 part.kill()
             else:
                 part.send(Stop())
+        if self._hosts is not None:
+            self._hosts.stop(in_order=not has_died)
         for part in self.parts:
             part.stop()
 
