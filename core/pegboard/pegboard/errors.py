@@ -119,6 +119,12 @@ class UnknownModel(RequestError):
     status = 404
 
 
+class TookTooLong(RequestError):
+    """What was asked was not done in the time that the request gave."""
+
+    status = 408
+
+
 class Overloaded(RequestError):
     """Too many requests are queued. The client should try again after `retry_after_s` seconds."""
 

@@ -311,7 +311,7 @@ def test_refused_requests_and_actions():
             await anext(client.generate("a", ENDLESS, priority=REFUSED_PRIORITY))
         assert engines_of(client)._balance.loads == [0] * COUNT
         with pytest.raises(RequestError, match="^cannot do"):
-            await client.control("is_paused")
+            await client.control("decisions")
 
     with_client(body)
 

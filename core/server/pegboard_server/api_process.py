@@ -82,7 +82,7 @@ async def serve_client(
         # large request
         gc.freeze()
         watching = (
-            asyncio.create_task(watch_engines(engine.parts, config)) if engine is not None else None
+            asyncio.create_task(watch_engines(engine, config)) if engine is not None else None
         )
         try:
             with LoopGuard(client.registry.modules, config.plugin_call_s).active():

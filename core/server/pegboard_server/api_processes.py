@@ -65,7 +65,7 @@ class ApiProcesses:
                 self._listen()
                 self._hub.attach()
                 self._start()
-                watching = loop.create_task(watch_engines(self._engine.parts, self._config))
+                watching = loop.create_task(watch_engines(self._engine, self._config))
                 await self._ended.wait()
                 self._hub.stop_apis()
                 await self._wait_for_children()

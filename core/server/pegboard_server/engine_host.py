@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import pickle
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -113,6 +113,10 @@ class EngineHost:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def parts(self) -> Sequence[RelayedEngine]:
+        return [*self._engines.values()]
 
     def _relay(self, number: int) -> Callable[[bytes], None]:
         return lambda data: self._send(hosts.MESSAGE, number, data)
@@ -237,8 +241,9 @@ class EngineHost:
             data_parallel_size_local=len(self._numbers),
         )
         engine.run(replace(plan, settings=settings), wants_samples=start.wants_samples)
-        watching = watch_engines([engine], settings.section(ServerConfig))
-        self._watching.append(self._loop.create_task(watching))
+        if len(self._watching) == 1:
+            watching = watch_engines(self, settings.section(ServerConfig))
+            self._watching.append(self._loop.create_task(watching))
 
     async def _send_hearts(self) -> None:
         """Let the server see which engine hangs."""

@@ -30,6 +30,7 @@ from pegboard.engine.boundary.messages import (
     Measured,
     Ready,
     Rejected,
+    Scaled,
     StepDeltas,
     ToEngine,
     encode,
@@ -260,4 +261,6 @@ class HubEngine(EngineLink):
             message.request_id = message.request_id.removesuffix(self._mark)
         elif isinstance(message, ControlReply):
             message.call_id //= self._count
+        elif isinstance(message, Scaled):
+            self.parts = [SeenEngine(Path(folder)) for folder in message.folders]
         return message

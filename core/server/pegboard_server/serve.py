@@ -18,9 +18,9 @@ from pegboard_server.stopping import Termination
 if TYPE_CHECKING:
     import socket
 
-    from pegboard.config.schema import EngineConfig, Settings
+    from pegboard.config.schema import Settings
     from pegboard.engine.boundary.client import EngineProcess
-    from pegboard.engine.boundary.engines import Engines, OtherHosts
+    from pegboard.engine.boundary.engines import Engines
     from pegboard.plan.engine_plan import EnginePlan
 
 MAX_QUEUED = 8192
@@ -91,11 +91,10 @@ class Serve:
 def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None) -> int:
     """Serve in this process. The caller has already set the handler of SIGTERM. on_started: called
     once connections are accepted."""
-    from pegboard.engine.boundary.engines import start_processes
-    from pegboard_server.watchdog import WatchedEngine
+    from pegboard_server.engines import start_engines
 
     # started first: its imports take seconds
-    engine = start_processes(settings.engine, WatchedEngine, _other_hosts)
+    engine = start_engines(settings.engine)
     try:
         from pegboard_server.listener import LoadingAnswer, bind_socket
         from pegboard_server.logs import apply_log_config
@@ -119,12 +118,6 @@ def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None)
             listener.close()
     finally:
         engine.stop()
-
-
-def _other_hosts(config: "EngineConfig") -> "OtherHosts":
-    from pegboard_server.other_hosts import EngineHosts
-
-    return EngineHosts(config)
 
 
 def _serve_here(

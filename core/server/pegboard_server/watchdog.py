@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from asyncio.events import Handle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.thread import _WorkItem
 from pathlib import Path
 from types import FrameType
@@ -53,6 +53,13 @@ class Seen(Protocol):
 
     folder: Path
     stalled: str
+
+
+class Group(Protocol):
+    """Engines that are watched. Their number may change."""
+
+    @property
+    def parts(self) -> Sequence[Seen]: ...
 
 
 class Beat(msgspec.Struct):
@@ -166,27 +173,28 @@ class WatchedEngine(EngineProcess):
         self._process.kill()
 
 
-async def watch_engines(engines: Iterable[Seen], config: ServerConfig) -> None:
-    """Watch all of these engines. Runs until it is cancelled."""
-    hearts = [(engine, Heart(heart_of(engine.folder), config)) for engine in engines]
-    await asyncio.gather(*(watch_engine(engine, heart) for engine, heart in hearts))
-
-
-async def watch_engine(engine: Seen, heart: Heart) -> None:
-    """Keep `engine.stalled` up to date, and end the engine if this process owns it. Runs until it
-    is cancelled."""
+async def watch_engines(engines: Group, config: ServerConfig) -> None:
+    """Keep `stalled` of all engines up to date, and end those that hang for too long, if this
+    process owns them. Runs until it is cancelled."""
+    hearts: dict[Path, Heart] = {}
     while True:
         await asyncio.sleep(LOOK_S)
-        reason, is_over = heart.look()
-        if bool(reason) != bool(engine.stalled):
-            stacks = f"; stacks:\n{heart.stacks}" if heart.stacks else ""
-            log.error("the engine is stalled: %s%s", reason, stacks) if reason else log.warning(
-                "the engine answers again"
-            )
-        engine.stalled = reason
-        if is_over and isinstance(engine, WatchedEngine):
-            engine.end(reason)
-            return
+        for engine in engines.parts:
+            heart = hearts.setdefault(engine.folder, Heart(heart_of(engine.folder), config))
+            watch_engine(engine, heart)
+
+
+def watch_engine(engine: Seen, heart: Heart) -> None:
+    """Look at the heart of an engine once."""
+    reason, is_over = heart.look()
+    if bool(reason) != bool(engine.stalled):
+        stacks = f"; stacks:\n{heart.stacks}" if heart.stacks else ""
+        log.error("the engine is stalled: %s%s", reason, stacks) if reason else log.warning(
+            "the engine answers again"
+        )
+    engine.stalled = reason
+    if is_over and isinstance(engine, WatchedEngine):
+        engine.end(reason)
 
 
 # --- loading --------------------------------------------------------------------------------------

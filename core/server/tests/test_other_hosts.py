@@ -8,13 +8,11 @@ import json
 import pickle
 import socket
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 import zmq
 
 from pegboard.config.schema import EngineConfig
-from pegboard.engine.boundary.client import EngineProcess
 from pegboard.engine.boundary.engines import Engines, start_processes
 from pegboard.engine.boundary.messages import (
     Dead,
@@ -27,6 +25,7 @@ from pegboard.engine.boundary.messages import (
 )
 from pegboard.errors import ConfigError, EngineDeadError, PluginBroken
 from pegboard_server import other_hosts as hosts
+from pegboard_server.engines import start_engines
 from pegboard_server.other_hosts import EngineHosts
 from pegboard_testing.echo_engine import echo_plan
 
@@ -284,11 +283,10 @@ def test_what_the_server_needs(port, monkeypatch):
         data_parallel_address="127.0.0.1",
         data_parallel_rpc_port=port,
     )
-    make = partial(EngineProcess, "pegboard_testing.echo_engine:build")
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigError, match="a free port"):
-        start_processes(config, make, EngineHosts)
+        start_engines(config)
     monkeypatch.delenv("PEGBOARD_CLUSTER_KEY")
     with pytest.raises(ConfigError, match="PEGBOARD_CLUSTER_KEY"):
-        start_processes(config, make, EngineHosts)
+        start_engines(config)
     with pytest.raises(ConfigError, match="only pegboard serve"):
-        start_processes(config, make)
+        start_processes(config)

@@ -11,7 +11,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
-from pegboard.engine.actions import Action, CollectiveRpc, IsSleeping, ResetPrefixCache
+from pegboard.engine.actions import (
+    Action,
+    CollectiveRpc,
+    IsPaused,
+    IsSleeping,
+    ResetPrefixCache,
+    UpdateWeights,
+)
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
@@ -69,6 +76,7 @@ class EchoEngine:
         self.limits = fake_limits(max_model_len=plan.max_model_len)
         self.running: dict[str, EngineRequest] = {}
         self.aborted: list[str] = []
+        self.updates: list[str] = []
         self._live: dict[str, set[int]] = {}
         self._num_done: dict[str, int] = {}
         self._ended: list[RequestDelta] = []
@@ -152,21 +160,28 @@ class EchoEngine:
         return deltas
 
     def control(self, action: Action[Any]) -> Future[Any]:
-        """`collective_rpc` of "echo", "aborted" and "fail" is for tests."""
+        """`collective_rpc` of "echo", "aborted", "updates" and "fail" is for tests."""
         future: Future[Any] = Future()
         if isinstance(action, CollectiveRpc):
             future.set_result(self._call(action.method, action.kwargs))
         elif isinstance(action, ResetPrefixCache):
             future.set_result(not self.running)
-        elif isinstance(action, IsSleeping):
+        elif isinstance(action, IsSleeping | IsPaused):
             future.set_result(False)
+        elif isinstance(action, UpdateWeights) and action.path == "right":
+            self.updates.append(action.path)
+            future.set_result(None)
         else:
             future.set_exception(RequestError(f"cannot do {action}", parameter="action"))
         return future
 
     def _call(self, method: str, kwargs: dict[str, Any]) -> Any:
         self._fails = self._fails or method == "fail"
-        return {"echo": [kwargs], "aborted": self.aborted, "fail": []}[method]
+        notes = {"aborted": self.aborted, "updates": self.updates}
+        return {"echo": [kwargs], "fail": [], **notes}[method]
+
+    def wake(self) -> None:
+        """Others have got a request."""
 
     def stats(self) -> dict[str, Any]:
         return {"num_running": len(self.running)}

@@ -290,6 +290,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     data_parallel_rank: Annotated[
         int | None, doc("Number of the only engine of this server (external balancing)", least=0)
     ] = None
+    enable_elastic_ep: Annotated[
+        bool, doc("Let scale_elastic_ep change the number of engines while they serve")
+    ] = False
     data_parallel_address: Annotated[
         str | None, doc("Address of the server's host, which the hosts of other engines connect to")
     ] = None

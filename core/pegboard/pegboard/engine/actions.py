@@ -179,6 +179,25 @@ class ListLoRAs(Action[set[int]], tag="list_loras"):
     """Return the ids of the adapters in memory."""
 
 
+class ScaleElasticEP(Action[None], tag="scale_elastic_ep"):
+    """Change the number of engines (`enable_elastic_ep`). Engines that go end their requests first.
+    If that takes more than `drain_timeout` seconds, raises TookTooLong and changes nothing.
+    Engines that share out experts end all requests and start again; requests are refused
+    meanwhile."""
+
+    new_data_parallel_size: int
+    drain_timeout: float = 300
+
+    def __post_init__(self) -> None:
+        for name in ("new_data_parallel_size", "drain_timeout"):
+            if getattr(self, name) <= 0:
+                raise RequestError(f"{name} must be positive", parameter=name)
+
+
+class IsScalingElasticEP(Action[bool], tag="is_scaling_elastic_ep"):
+    """Return whether the number of engines is being changed."""
+
+
 AnyAction = (
     Stats
     | Decisions
@@ -198,6 +217,8 @@ AnyAction = (
     | RemoveLoRA
     | PinLoRA
     | ListLoRAs
+    | ScaleElasticEP
+    | IsScalingElasticEP
 )
 
 

@@ -17,6 +17,7 @@ from pegboard.engine.actions import (
     CollectiveRpc,
     Decisions,
     IsPaused,
+    IsScalingElasticEP,
     IsSleeping,
     ListLoRAs,
     Pause,
@@ -27,6 +28,7 @@ from pegboard.engine.actions import (
     ResetPrefixCache,
     Resume,
     SaveShardedState,
+    ScaleElasticEP,
     Sleep,
     StartProfile,
     Stats,
@@ -109,6 +111,8 @@ class Controls:
             RemoveLoRA: lambda action: self._loras().remove(action.lora_id),
             PinLoRA: lambda action: self._loras().pin(action.lora_id),
             ListLoRAs: lambda action: set(self._loras().ids()),
+            ScaleElasticEP: _cannot_scale,
+            IsScalingElasticEP: lambda action: False,
         }
 
     @property
@@ -302,3 +306,7 @@ class Controls:
             )
         self._steps.finish_all()
         return self._slots
+
+
+def _cannot_scale(action: ScaleElasticEP) -> None:
+    raise RequestError("the number of engines is fixed; start the server with --enable-elastic-ep")

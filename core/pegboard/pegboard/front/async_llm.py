@@ -32,6 +32,7 @@ from pegboard.engine.boundary.messages import (
     Measured,
     Ready,
     Rejected,
+    Scaled,
     StepDeltas,
 )
 from pegboard.engine.metrics.sinks import Sinks
@@ -223,6 +224,10 @@ class AsyncLLM(AsyncControls):
             self.info = message.info
             self.plan = self._builder.plan = self.plan.of_length(message.max_model_len)
             self._all_sinks.declare([*self._metrics, *message.metrics])
+        elif isinstance(message, Scaled):
+            self.plan = self._builder.plan = self.plan.of_engines(
+                message.num_engines, message.max_model_len
+            )
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -342,9 +347,8 @@ class AsyncLLM(AsyncControls):
         return self.plan.default_params
 
     def health(self) -> Health:
-        dead = self._connection.dead
-        stalled = self._connection.stalled
-        return Health(not (dead or stalled), str(dead or stalled), bool(stalled))
+        problem = self._connection.dead or self._connection.stalled
+        return Health(not problem, str(problem), bool(self._connection.stalled))
 
     @property
     def is_running(self) -> bool:

@@ -25,6 +25,7 @@ from pegboard.engine.actions import (
     ResetPrefixCache,
     Resume,
     SaveShardedState,
+    ScaleElasticEP,
     Sleep,
     StartProfile,
     StopProfile,
@@ -102,6 +103,7 @@ class AsyncControls:
     reset_prefix_cache = online(ResetPrefixCache)
     resume_generation = online(Resume)
     save_sharded_state = online(_share_files)
+    scale_elastic_ep = online(ScaleElasticEP)
     sleep = online(Sleep)
     start_profile = online(StartProfile)
     stop_profile = online(StopProfile)

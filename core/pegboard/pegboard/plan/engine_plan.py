@@ -129,6 +129,13 @@ class EnginePlan:
         """Return the plan with the length that the engine serves; 0 = unchanged."""
         return replace(self, max_model_len=max_model_len or self.max_model_len)
 
+    def of_engines(self, count: int, max_model_len: int = 0) -> EnginePlan:
+        """Return the plan of so many engines, all on this host. max_model_len: see `of_length`."""
+        settings = self.settings.with_engine(
+            "scaling", data_parallel_size=count, data_parallel_size_local=None
+        )
+        return replace(self.of_length(max_model_len), settings=settings)
+
 
 def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
     """Find, fetch and describe the model, and make every choice that needs no device.

@@ -17,11 +17,13 @@ from pegboard_api_admin.errors import error_body
 from pegboard_api_admin.options import AdminOptions
 from pegboard_api_admin.pauses import PauseRoutes
 from pegboard_api_admin.query import read_flags, read_query
+from pegboard_api_admin.scaling import ScalingRoutes
 
 
 class AdminApi:
     """GET /server_info, POST /reset_prefix_cache, GET /v1/pegboard/plugins, and the routes of
-    `PauseRoutes`. With the option `profile_directory`: POST /start_profile and /stop_profile."""
+    `PauseRoutes` and `ScalingRoutes`. With the option `profile_directory`: POST /start_profile and
+    /stop_profile."""
 
     def __init__(self, options: AdminOptions, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -38,6 +40,7 @@ class AdminApi:
             Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
             Route("/v1/pegboard/plugins", self._plugins, methods=["GET"]),
             *PauseRoutes(self._client).routes(),
+            *ScalingRoutes(self._client).routes(),
         ]
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:

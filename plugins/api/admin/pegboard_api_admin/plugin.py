@@ -34,6 +34,10 @@ ADMIN = ApiSpec(
             ENABLE.format("admin"),
         ),
         **dict.fromkeys(
+            ("/scale_elastic_ep", "/is_scaling_elastic_ep"),
+            f"{ENABLE.format('admin')} --enable-elastic-ep",
+        ),
+        **dict.fromkeys(
             ("/start_profile", "/stop_profile"),
             f"{ENABLE.format('admin')} --api.admin.profile_directory FOLDER",
         ),

@@ -27,10 +27,12 @@ NOTHING: tuple[int, set[int]] = (0, set())
 class Balance:
     """Counts the completions that each of `num_engines` engines has not ended. A request goes to an
     engine that has the fewest, or up to MAX_PLACES more if a long prefix of the prompt was sent
-    there. It forgets the prefixes that were not used for the longest time."""
+    there. It forgets the prefixes that were not used for the longest time. num_open: only the first
+    so many get requests."""
 
     def __init__(self, num_engines: int) -> None:
         self.loads = [0] * num_engines
+        self.num_open = num_engines
         self._open: dict[str, tuple[int, set[int]]] = {}
         self._seen: OrderedDict[bytes, set[int]] = OrderedDict()
 
@@ -49,16 +51,23 @@ class Balance:
         self._open[request.request_id] = engine, set(range(count))
         return engine
 
+    def resize(self, num_engines: int) -> None:
+        """Have this many engines. Those that go have no requests."""
+        new = num_engines - len(self.loads)
+        self.loads = [*self.loads[:num_engines], *([0] * new)]
+        self.num_open = num_engines
+
     def _choose(self, prefixes: list[tuple[int, bytes]]) -> int:
-        least = min(self.loads)
+        loads = self.loads[: self.num_open]
+        least = min(loads)
         for length, name in reversed(prefixes):
-            engines = self._seen.get(name)
-            if engines is None:
+            engines = [each for each in sorted(self._seen.get(name, ())) if each < self.num_open]
+            if not engines:
                 continue
-            best = min(sorted(engines), key=self.loads.__getitem__)
-            if self.loads[best] - least <= min(length // TOKENS_PER_PLACE, MAX_PLACES):
+            best = min(engines, key=loads.__getitem__)
+            if loads[best] - least <= min(length // TOKENS_PER_PLACE, MAX_PLACES):
                 return best
-        return self.loads.index(least)
+        return loads.index(least)
 
     def engine_of(self, name: str) -> int | None:
         """Return the engine of a request, or of a completion by its key. None: it has ended."""

@@ -46,22 +46,17 @@ if TYPE_CHECKING:
 
 
 def start_processes(
-    config: "EngineConfig",
-    make: Callable[..., EngineProcess] = EngineProcess,
-    find: "Callable[[EngineConfig], OtherHosts] | None" = None,
+    config: "EngineConfig", make: Callable[..., EngineProcess] = EngineProcess
 ) -> "EngineProcess | Engines":
-    """Start the engine processes of a server with `make(role=…)`. find: finds the hosts of those
-    that do not run here; None = all must run here. Raises ConfigError."""
+    """Start the engine processes with `make(role=…)`. Raises ConfigError, also for engines that
+    only a server can have."""
     numbers = engine_numbers(config)
-    local = engines_here(config)
-    if len(local) == len(numbers):
-        return make() if len(numbers) == 1 else Engines(numbers, make)
-    if find is None:
+    if len(engines_here(config)) < len(numbers) or config.enable_elastic_ep:
         raise ConfigError(
-            f"data_parallel_size_local is {len(local)} of {len(numbers)} engines, but only "
-            "pegboard serve has engines on other hosts"
+            "only pegboard serve has engines on other hosts (data_parallel_size_local) or changes "
+            "their number (enable_elastic_ep); remove these settings"
         )
-    return Engines(local, make, find(config))
+    return make() if len(numbers) == 1 else Engines(numbers, make)
 
 
 class OtherHosts(Protocol):
@@ -110,20 +105,27 @@ class Engines:
         """Send each engine the plan with its number. It also has a seed of its own, so that the
         same prompt gets different answers from two engines, as it does from one. Engines that share
         out experts meet in the folder of the first one, or on a port of this host."""
-        seed = plan.settings.engine.seed
-        self._in_lockstep = plan.settings.engine.expert_engines > 1
+        self._wants_samples = wants_samples
+        self._start(plan, dict(enumerate(self.parts)), self._num_local)
+
+    def _start(self, plan: "EnginePlan", parts: Mapping[int, Any], num_local: int) -> None:
+        """parts: the engines to start, by their place. num_local: how many run on this host
+        then."""
+        settings = plan.settings
+        self._in_lockstep = settings.engine.expert_engines > 1
         if self._in_lockstep:
-            here = (self.folder / "meet").as_uri()
+            here = (parts[0].folder / "meet").as_uri()
             plan = replace(plan, meeting=here if self._hosts is None else self._hosts.meeting)
-        for number, part in zip(self._numbers, self.parts, strict=True):
-            settings = plan.settings.with_engine(
+        for index, part in parts.items():
+            number = self._numbers.start + index
+            placed = settings.with_engine(
                 "data parallel",
                 data_parallel_rank=number,
                 data_parallel_start_rank=self._numbers.start,
-                data_parallel_size_local=self._num_local,
-                seed=seed + number,
+                data_parallel_size_local=num_local,
+                seed=settings.engine.seed + number,
             )
-            part.start(replace(plan, settings=settings), wants_samples=wants_samples)
+            part.start(replace(plan, settings=placed), wants_samples=self._wants_samples)
 
     def attach(
         self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
@@ -137,7 +139,7 @@ class Engines:
     @property
     def stalled(self) -> str:
         """Why an engine does not answer at present, or ""."""
-        named = zip(self._numbers, self.parts, strict=True)
+        named = enumerate(self.parts, self._numbers.start)
         return next(
             (f"engine {number}: {each.stalled}" for number, each in named if each.stalled), ""
         )
@@ -231,10 +233,10 @@ class Engines:
     def _died(self, index: int, error: EngineDeadError) -> None:
         if not self._is_over:
             self._is_over = True
-            self._on_death(EngineDeadError(f"engine {self._numbers[index]}: {error}"))
+            self._on_death(EngineDeadError(f"engine {self._numbers.start + index}: {error}"))
 
     def _named(self, index: int, failure: Failure) -> Failure:
-        message = f"engine {self._numbers[index]}: {failure.message}"
+        message = f"engine {self._numbers.start + index}: {failure.message}"
         return Failure(failure.type, message, failure.carried)
 
     def _in_order(self, by_index: "dict[int, Any]") -> list[Any]:

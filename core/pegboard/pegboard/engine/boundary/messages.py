@@ -2,7 +2,7 @@
 message per frame.
 
     A → E   Start, Add, Wake, Abort, Control, Stop
-    E → A   Ready, StepDeltas, Measured, Rejected, ControlReply, Dead
+    E → A   Ready, StepDeltas, Measured, Rejected, ControlReply, Scaled, Dead
 
 E sends one `StepDeltas` per step with the deltas of all requests, so A wakes once per step. A
 `Measured` goes to every API process. It precedes the deltas of its step and covers all steps since
@@ -125,6 +125,14 @@ class ControlReply(msgspec.Struct, tag="reply"):
     failure: Failure | None = None
 
 
+class Scaled(msgspec.Struct, tag="scaled"):
+    """The number of engines has changed. folders: theirs. max_model_len: as in `Ready`."""
+
+    num_engines: int
+    folders: list[str]
+    max_model_len: int
+
+
 class Dead(msgspec.Struct, tag="dead"):
     """The last message of an engine that has failed. is_start: the engine failed before it was
     ready."""
@@ -134,7 +142,7 @@ class Dead(msgspec.Struct, tag="dead"):
 
 
 ToEngine = Start | Add | Wake | Abort | Control | Stop
-FromEngine = Ready | StepDeltas | Measured | Rejected | ControlReply | Dead
+FromEngine = Ready | StepDeltas | Measured | Rejected | ControlReply | Scaled | Dead
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
