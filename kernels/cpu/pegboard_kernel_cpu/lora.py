@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pegboard import ops
-from pegboard.ops import AdapterRows, Exchange
+from pegboard.ops import AdapterExchange, AdapterRows
 from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
 
 SPLITS = 4
@@ -120,7 +120,7 @@ def lora_add(
     ranks: Tensor,
     bounds: Sequence[int],
     rows: AdapterRows,
-    exchange: Exchange | None = None,
+    exchange: AdapterExchange | None = None,
 ) -> Tensor:
     """See `pegboard.ops.lora_add`. When recorded, `rows` is read at every replay."""
     columns = a.shape[2]

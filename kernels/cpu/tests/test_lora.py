@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pegboard_kernel_cpu.lora import expert_adapter_rows, lora_add
 
 from pegboard import ops
-from pegboard.ops import Exchange
+from pegboard.ops import AdapterExchange
 from pegboard_testing.fake_build import adapter_rows
 
 RANKS = [20, 3, 0, 16, 17]
@@ -97,7 +97,7 @@ def test_products_that_ranks_exchange(
             nobody = [torch.full_like(part, torch.nan)] * (turns - len(sent))
             return torch.cat([*sent, *nobody], 1)
 
-        exchange = Exchange(run, turns, firsts, own_columns[turn])
+        exchange = AdapterExchange(run, turns, firsts, own_columns[turn])
         lora_add(to[:, 1:-2], x, own[turn], b, ranks, bounds, rows, exchange)
         return to
 

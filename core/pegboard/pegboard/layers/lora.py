@@ -13,7 +13,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.layers.build import Build
 from pegboard.layers.shards import Span
-from pegboard.ops import AdapterRows, Exchange
+from pegboard.ops import AdapterExchange, AdapterRows
 
 LANES = 16
 """The ranks of each part are padded to a multiple of this."""
@@ -79,10 +79,10 @@ class AdapterSlots:
         self.b = torch.zeros(num_slots, limits.max_rank, self.bounds[-1], **options)
         self.ranks = torch.zeros(num_slots, dtype=torch.int32, device=build.device)
         self.columns = torch.zeros_like(self.ranks)
-        self.exchange: Exchange | None = None
+        self.exchange: AdapterExchange | None = None
         if divides is not None and (collective := group.collective) is not None:
             is_gathered = divides == "ranks"
-            self.exchange = Exchange(
+            self.exchange = AdapterExchange(
                 collective.all_gather if is_gathered else collective.all_reduce,
                 group.size if is_gathered else 1,
                 self.firsts,

@@ -19,7 +19,7 @@ class AdapterRows(NamedTuple):
     starts: Tensor
 
 
-class Exchange(NamedTuple):
+class AdapterExchange(NamedTuple):
     """How ranks that divide the adapters of a layer exchange the products with their parts of A.
     The rank i of an adapter is in column firsts[p] + i // turns of part p, on the member i % turns
     of the group.
@@ -69,7 +69,7 @@ def lora_add(
     ranks: Tensor,
     bounds: Sequence[int],
     rows: AdapterRows,
-    exchange: Exchange | None = None,
+    exchange: AdapterExchange | None = None,
 ) -> Tensor:
     """Add the products of the adapters to y [T, out] in place, and return y.
 
