@@ -60,7 +60,6 @@ class LoRAExpand(Structure):
         ("firsts", c_void_p),
         ("parts", c_int64),
         ("width", c_int64),
-        ("pieces", c_int64),
         ("turns", c_int64),
         ("max_rank", c_int64),
         ("kind", c_int64),
@@ -155,8 +154,7 @@ def lora_add(
         firsts=firsts.data_ptr(),
         parts=parts,
         width=columns,
-        pieces=SPLITS if exchange is None else 1,
-        turns=1 if exchange is None else exchange.turns,
+        turns=0 if exchange is None else exchange.turns,
         max_rank=b.shape[1],
         kind=kind,
     )

@@ -97,7 +97,7 @@ def lora_add(
         turns = exchange.turns
         firsts = exchange.firsts
         shrunk = exchange.run(shrunk)
-    by_member = shrunk.view(len(y), turns, -1)
+    by_member = shrunk.unflatten(1, (turns, -1))
     for slot, at in places.items():
         rank = int(ranks[slot])
         held = -(-rank // turns)

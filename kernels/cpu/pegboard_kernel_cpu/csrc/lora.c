@@ -44,8 +44,8 @@ typedef struct {
 } LoRAJoin;
 
 typedef struct {
-    const float *x; /* [tokens][pieces or turns][width]: pieces are added up; rank r is in the place r % turns, at column r / turns of
-                       a part */
+    const float *x; /* [tokens][turns][width]: rank r is in the place r % turns, at column r / turns of a part; with turns = 0, x is
+                       [tokens][SPLITS][width], the pieces that are still to be added up */
     int64_t x_stride;
     float *out; /* [tokens][rows], added to */
     int64_t out_stride;
@@ -53,7 +53,7 @@ typedef struct {
     Adapters adapters;
     const int64_t *bounds; /* [parts + 1], first row of each part */
     const int64_t *firsts; /* [parts], first column of each part in x */
-    int64_t parts, width, pieces, turns, max_rank, kind;
+    int64_t parts, width, turns, max_rank, kind;
 } LoRAExpand;
 
 INLINE vfloat load_as(const void *p, int64_t at, int kind) {
@@ -241,12 +241,13 @@ INLINE void expand_task(const LoRAExpand *a, Task task, int kind) {
             int64_t token = a->adapters.order[i + t];
             const float *from = a->x + token * a->x_stride + a->firsts[part];
             out[t] = a->out + token * a->out_stride;
-            for (int64_t turn = 0; turn < a->turns; turn++, from += a->width)
-                for (int64_t r = turn, c = 0; r < rank; r += a->turns, c++) {
-                    float sum = from[c];
-                    for (int64_t s = 1; s < a->pieces; s++) sum += from[s * a->width + c];
-                    x[t * rank + r] = sum;
-                }
+            for (int64_t turn = 0; turn < a->turns; turn++)
+                for (int64_t r = turn, c = 0; r < rank; r += a->turns, c++) x[t * rank + r] = from[turn * a->width + c];
+            for (int64_t r = 0; r < rank && !a->turns; r++) {
+                float sum = from[r];
+                for (int s = 1; s < SPLITS; s++) sum += from[s * a->width + r];
+                x[t * rank + r] = sum;
+            }
         }
         if (tokens == TOKENS) expand_rows(TOKENS, x, rank, out, matrix, row, stop, rows, kind);
         else expand_rows(1, x, rank, out, matrix, row, stop, rows, kind);
