@@ -17,6 +17,7 @@ from stored_layouts import FLOATS, quantize
 from test_adapters_parity import SCALING, Weights, merged, random_adapter
 from test_gguf_parity import CASES as GGUF_CASES
 from test_gguf_parity import convert
+from test_ranks import HEADS
 from test_stored_formats import SIZES
 
 from pegboard import LLM, LoRARequest, SamplingParams
@@ -141,3 +142,27 @@ def test_over_gguf(
     }
     with open_llm(tmp_path / "model.gguf", download_dir=str(tmp_path / "cache"), **settings) as llm:
         check(llm, reference.model, tmp_path / "adapter", 1e-4 if compute == "float" else 0.05)
+
+
+@pytest.mark.one_rank
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (2, 2)])
+def test_processes_that_divide_both_matrices(
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    ranks: int,
+    stages: int,
+) -> None:
+    """Ranks that exchange the products in a recorded step, with unequal shares of the heads."""
+    reference = write("llama", **HEADS, max_position_embeddings=128)
+    settings: dict[str, Any] = {
+        "enable_lora": True,
+        "max_lora_rank": RANK + 1,
+        "fully_sharded_loras": True,
+        "tensor_parallel_size": ranks,
+        "pipeline_parallel_size": stages,
+        "block_size": 16,
+        "num_threads": 1,
+    }
+    with open_llm(reference.directory, **settings) as llm:
+        check(llm, reference.model, tmp_path / "adapter", 1e-4)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import divide
+from test_ranks import DELTA, HEADS
+from tiny_models import divide, open_llm
 
 from pegboard import LoRARequest, SamplingParams
 from pegboard.errors import RequestError
@@ -139,7 +140,6 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
 )
 def test_a_mixed_batch_equals_merged_models(
     write: Any,
-    open_llm: Any,
     adapters: dict[str, Weights],
     monkeypatch: pytest.MonkeyPatch,
     model_type: str,
@@ -148,7 +148,86 @@ def test_a_mixed_batch_equals_merged_models(
 ) -> None:
     if "enable_expert_parallel" in engine:
         divide(monkeypatch, 2)
+    check_mixed_batch(write(model_type, **config), adapters, config, **engine)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "ranks", "stages"),
+    [
+        ("llama", {"attention_bias": True, "tie_word_embeddings": True}, 2, 1),
+        ("llama", HEADS, 2, 1),
+        ("llama", HEADS, 3, 1),
+        ("llama", {}, 2, 2),
+        ("phi3", {"num_key_value_heads": 1}, 3, 1),
+        ("gemma", {"head_dim": 8}, 2, 1),
+        ("qwen3_moe", {"head_dim": 8, **EXPERTS}, 2, 1),
+        ("qwen3_next", DELTA, 2, 1),
+    ],
+    ids=[
+        *("tied, biases", "unequal shares", "three ranks", "stages", "merged QKV, one KV head"),
+        *("fallback", "experts", "states"),
+    ],
+)
+def test_ranks_divide_both_matrices(
+    write: Any,
+    adapters: dict[str, Weights],
+    monkeypatch: pytest.MonkeyPatch,
+    model_type: str,
+    config: Any,
+    ranks: int,
+    stages: int,
+) -> None:
+    """`fully_sharded_loras`: the ranks of the adapters are no multiples of the number of ranks."""
+    divide(monkeypatch, ranks, stages)
     reference = write(model_type, **config)
+    caches = model_type != "qwen3_next"  # the prompts are too short for its states
+    check_mixed_batch(
+        reference, adapters, config, fully_sharded_loras=True, enable_prefix_caching=caches
+    )
+
+
+def test_slots_of_ranks_that_divide_both_matrices_take_less_memory(
+    write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the bytes, except for those of the embedding and the head."""
+    directory = write("llama").directory
+    divide(monkeypatch, 2)
+    settings = {"enable_lora": True, "max_lora_rank": 64}
+    sizes = []
+    for is_fully_sharded in (False, True):
+        with open_llm(directory, fully_sharded_loras=is_fully_sharded, **settings) as llm:
+            sizes.append(llm.collective_rpc(bytes_of_slots))
+    for half, quarter in zip(*sizes, strict=True):
+        for kind in ("qkv_proj", "gate_up_proj"):
+            assert half["a", kind] == 2 * quarter["a", kind]
+            assert half["b", kind] == quarter["b", kind]
+        for kind in ("o_proj", "down_proj"):
+            assert half["a", kind] == quarter["a", kind]
+            assert half["b", kind] == 2 * quarter["b", kind]
+        for kind in ("embedding", "head"):
+            assert half["a", kind] == quarter["a", kind] and half["b", kind] == quarter["b", kind]
+
+
+def bytes_of_slots(worker: Any) -> dict[tuple[str, str], int]:
+    """Return the memory of A and of B in the last layer of each kind."""
+    found = {}
+    for name, module in worker.models[0].model.named_modules():
+        if (slots := getattr(module, "adapters", None)) is not None:
+            kind = name.rpartition(".")[2]
+            found["a", kind] = slots.a.nbytes
+            found["b", kind] = slots.b.nbytes
+    return found
+
+
+@pytest.mark.one_rank
+def test_one_rank_divides_nothing(write: Any, adapters: dict[str, Weights]) -> None:
+    check_mixed_batch(write("llama"), adapters, {}, fully_sharded_loras=True)
+
+
+def check_mixed_batch(
+    reference: Any, adapters: dict[str, Weights], config: Any, **engine: Any
+) -> None:
+    """Compare requests of several adapters, and of none, with the merged models."""
     models = [reference.model]
     requests = [None]
     for number, rank in enumerate(RANKS, 1):
@@ -190,7 +269,7 @@ def test_a_mixed_batch_equals_merged_models(
         assert stats["num_free_blocks"] == stats["num_blocks"] - 1
         if engine.get("enable_prefix_caching", True):
             assert any(output.num_cached_tokens for output in outputs)
-        else:
+        elif "num_gpu_blocks_override" in engine:
             assert stats["num_preemptions_total"]
 
 

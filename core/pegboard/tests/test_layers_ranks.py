@@ -15,9 +15,10 @@ from torch import Tensor
 from pegboard import ops
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Experts, Head, Linear, QKVLinear, RouterRule
+from pegboard.layers.build import LoRALimits
 from pegboard.layers.embedding import Embedding
 from pegboard.layers.shards import Group, Placement, Stage, dealt
-from pegboard_testing.fake_build import fake_build, load_layers
+from pegboard_testing.fake_build import adapter_rows, fake_build, load_layers
 from pegboard_testing.fake_collective import on_ranks
 
 SIZES = (1, 2, 3, 4)
@@ -264,3 +265,84 @@ def test_stages_have_all_layers_in_order(count: int, more: int) -> None:
     assert sizes[-1] == min(sizes) and sizes[0] <= min(sizes[1:-1], default=max(sizes))
     with pytest.raises(ModelError, match="pipeline_parallel_size"):
         Stage(0, count).layers(count - 1)
+
+
+# --- adapters that ranks divide -------------------------------------------------------------------
+
+MAX_RANK = 21
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from(SIZES),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([("q_proj", "k_proj", "v_proj"), ("qkv",), ("q", "kv")]),
+    st.sampled_from([("gate", "up"), ("both",)]),
+    st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    st.lists(st.integers(0, MAX_RANK), min_size=3, max_size=3),
+    st.integers(0, 99),
+)
+def test_ranks_divide_both_matrices_of_adapters(
+    size: int,
+    kv: int,
+    each: int,
+    names: tuple[str, ...],
+    up_names: tuple[str, ...],
+    slots: list[int],
+    adapter_ranks: list[int],
+    seed: int,
+) -> None:
+    """Adapters of ranks that the number of members does not divide, and some that leave out modules
+    or the whole layer. Their matrices take less memory."""
+    dim, hidden, heads, width = 4, 12, kv * each, 28
+    if size > kv and (size > heads or each < -(-size // kv)):
+        return
+    splits = {1: [heads + 2 * kv], 2: [heads, 2 * kv], 3: [heads, kv, kv]}[len(names)]
+    shapes = {name: (count * dim, hidden) for name, count in zip(names, splits, strict=True)}
+    shapes |= {name: (2 * width // len(up_names), hidden) for name in up_names}
+    shapes["down"] = hidden, width
+    tensors = {
+        f"m.{name}.weight": random(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())
+    }
+    generator = torch.Generator().manual_seed(seed)
+    adapters = [
+        {
+            f"m.{name}": (
+                torch.randn(rank, columns, generator=generator),
+                torch.randn(rows, rank, generator=generator),
+            )
+            for name, (rows, columns) in shapes.items()
+            if rank and torch.rand(1, generator=generator) < 0.7
+        }
+        for rank in adapter_ranks
+    ]
+    x = random(len(slots), hidden, seed=7)
+    parts = {name: (width,) * (2 // len(up_names)) for name in up_names}
+
+    def compute(build: Build) -> tuple[list[Tensor], int, int]:
+        qkv = QKVLinear(build, hidden, heads, kv, dim, names=names)
+        up = Linear(build, hidden, 2 * width, parts=parts, split="rows")
+        down = Linear(build.at("down"), width, hidden, split="columns")
+        layers = [qkv, up, down]
+        load_layers(layers, tensors)
+        for slot, adapter in [(1, adapters[2]), *enumerate(adapters, 1)]:
+            for layer in layers:
+                layer.adapters.load(slot, layer.adapters.fitted(adapter, 0.5))
+        gate, raised = up(x).chunk(2, 1)
+        memory = [each.adapters.a.nbytes + each.adapters.b.nbytes for each in layers]
+        return [*qkv(x), down(gate * raised)], memory[0] + memory[1], memory[2]
+
+    def results(size: int, *, is_fully_sharded: bool) -> list[Any]:
+        limits = LoRALimits(3, MAX_RANK, "float32", is_fully_sharded)
+        return ranks_of(size, compute, lora=limits, lora_rows=lambda: adapter_rows(slots, 3))
+
+    ((whole, *alone),) = results(1, is_fully_sharded=True)
+    divided = results(size, is_fully_sharded=True)
+    assert size > 1 or divided[0][1:] == tuple(alone), "one rank has nothing to divide"
+    halves = results(size, is_fully_sharded=False)
+    for (found, *memory), (expected, *more) in zip(divided, halves, strict=True):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found[-1], whole[-1], atol=1e-4, rtol=1e-4)
+        assert size == 1 or all(one < other for one, other in zip(memory, more, strict=True))

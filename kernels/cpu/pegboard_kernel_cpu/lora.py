@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pegboard import ops
-from pegboard.ops import AdapterRows
+from pegboard.ops import AdapterExchange, AdapterRows
 from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
 
 SPLITS = 4
@@ -37,6 +37,17 @@ class LoRAShrink(Structure):
     )
 
 
+class LoRAJoin(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("adapters", Adapters),
+        ("width", c_int64),
+    )
+
+
 class LoRAExpand(Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -46,8 +57,10 @@ class LoRAExpand(Structure):
         ("b", c_void_p),
         ("adapters", Adapters),
         ("bounds", c_void_p),
+        ("firsts", c_void_p),
         ("parts", c_int64),
         ("width", c_int64),
+        ("turns", c_int64),
         ("max_rank", c_int64),
         ("kind", c_int64),
     )
@@ -106,28 +119,59 @@ def lora_add(
     ranks: Tensor,
     bounds: Sequence[int],
     rows: AdapterRows,
+    exchange: AdapterExchange | None = None,
 ) -> Tensor:
     """See `pegboard.ops.lora_add`. When recorded, `rows` is read at every replay."""
+    columns = a.shape[2]
     parts = len(bounds) - 1
-    width = a.shape[2] // parts
+    width = columns // parts
     if (
-        width % RANKS
+        (columns if exchange else width) % RANKS
         or a.dtype not in KINDS
         or (type(y) is not Value and (y.dtype != torch.float32 or y.stride(1) != 1))
     ):
-        return ops.lora_add(y, x, a, b, ranks, bounds, rows)
+        return ops.lora_add(y, x, a, b, ranks, bounds, rows, exchange)
     is_lookup = x.dim() == 1
     source = x if is_lookup else rows_of(x)
-    adapters = Adapters(rows.order.data_ptr(), rows.starts.data_ptr(), ranks.data_ptr(), len(a))
     starts = torch.tensor(bounds)
-    sizes = {"adapters": adapters, "parts": parts, "width": width, "kind": KINDS[a.dtype]}
-    shrink = LoRAShrink(a=a.data_ptr(), columns=a.shape[1], is_lookup=is_lookup, **sizes)
-    expand = LoRAExpand(b=b.data_ptr(), bounds=starts.data_ptr(), max_rank=b.shape[1], **sizes)
-    shrunk = new(y, SPLITS * parts * width)
-    holds = (a, b, ranks, rows, starts)
-    submit(
-        y,
-        Call("lora_shrink", shrink, {"x": source}, {"out": shrunk}, holds, can_join=True),
-        Call("lora_expand", expand, {"x": shrunk, "out": y}, {"out": y}, holds),
+    firsts = torch.tensor(exchange.firsts if exchange else range(0, columns, width))
+    kind = KINDS[a.dtype]
+    adapters = adapters_of(rows, ranks)
+    held = ranks if exchange is None else exchange.columns
+    shrink = LoRAShrink(
+        a=a.data_ptr(),
+        adapters=adapters_of(rows, held),
+        columns=a.shape[1],
+        parts=parts if exchange is None else 1,
+        width=width if exchange is None else columns,
+        kind=kind,
+        is_lookup=is_lookup,
     )
+    expand = LoRAExpand(
+        b=b.data_ptr(),
+        adapters=adapters,
+        bounds=starts.data_ptr(),
+        firsts=firsts.data_ptr(),
+        parts=parts,
+        width=columns,
+        turns=0 if exchange is None else exchange.turns,
+        max_rank=b.shape[1],
+        kind=kind,
+    )
+    holds = (a, b, ranks, held, rows, starts, firsts)
+    shrunk = new(y, SPLITS * columns)
+    calls = [Call("lora_shrink", shrink, {"x": source}, {"out": shrunk}, holds, can_join=True)]
+    if exchange is not None:
+        pieces = shrunk
+        shrunk = new(y, columns)
+        join = LoRAJoin(adapters=adapters_of(rows, held), width=columns)
+        submit(y, *calls, Call("lora_join", join, {"x": pieces}, {"out": shrunk}, holds))
+        calls = []
+        shrunk = exchange.run(shrunk)
+    submit(y, *calls, Call("lora_expand", expand, {"x": shrunk, "out": y}, {"out": y}, holds))
     return y
+
+
+def adapters_of(rows: AdapterRows, ranks: Tensor) -> Adapters:
+    """Return which rows use which slot, and how many columns of each slot are not zero."""
+    return Adapters(rows.order.data_ptr(), rows.starts.data_ptr(), ranks.data_ptr(), len(ranks))

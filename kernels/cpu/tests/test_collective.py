@@ -12,13 +12,16 @@ import torch
 from pegboard_kernel_cpu import collective as shared_memory
 from pegboard_kernel_cpu.collective import SharedMemoryCollective
 from pegboard_kernel_cpu.library import Library
+from pegboard_kernel_cpu.lora import lora_add
 from pegboard_kernel_cpu.replay import NativeReplay
 from pegboard_kernel_cpu.structures import Exchange, Member
 
 from pegboard.errors import ConfigError, EngineDeadError
 from pegboard.interfaces.collective import CollectiveSetup
+from pegboard.ops import AdapterExchange
 from pegboard_testing.contract_collective import CollectiveContract, error_of
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_build import adapter_rows
 
 
 def test_contract() -> None:
@@ -92,6 +95,38 @@ def test_dtypes_that_cannot_be_added(tmp_path: Any) -> None:
     collective.close()
     with pytest.raises(EngineDeadError, match="closed"):
         collective.all_gather(ids)
+
+
+@pytest.mark.parametrize("call", ["all_gather", "all_reduce"])
+def test_products_of_adapters_are_exchanged_in_a_recording(tmp_path: Any, call: str) -> None:
+    """Only some columns of the output are written."""
+    collective = alone(tmp_path)
+    ranks = torch.tensor([5, 16, 0], dtype=torch.int32)
+    a = torch.zeros(3, 32, 16)
+    b = torch.zeros(3, 16, 24)
+    for slot, rank in enumerate(ranks.tolist()):
+        a[slot, :, :rank].normal_()
+        b[slot, :rank].normal_()
+    exchange = AdapterExchange(getattr(collective, call), 1, [0], ranks)
+    slots = [0, 2, 1, 3, 1, 2, 2]
+    rows = adapter_rows(slots, 3)
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor]:
+        y = x * 2
+        lora_add(y[:, 8:], x, a, b, ranks, (0, 24), rows, exchange)
+        return (y + x,)
+
+    given = torch.zeros(len(slots), 32)
+    recording = NativeReplay().record(run, [given])
+    for _ in range(3):
+        given.normal_()
+        (found,) = recording(len(slots))
+        expected = given * 3
+        for row, slot in enumerate(slots):
+            if slot:
+                expected[row, 8:] += given[row] @ a[slot - 1] @ b[slot - 1]
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+    collective.close()
 
 
 @pytest.mark.parametrize("dtype", shared_memory.TYPES)

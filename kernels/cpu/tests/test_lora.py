@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_kernel_cpu.lora import expert_adapter_rows, lora_add
 
 from pegboard import ops
+from pegboard.ops import AdapterExchange
 from pegboard_testing.fake_build import adapter_rows
 
 RANKS = [20, 3, 0, 16, 17]
@@ -50,6 +51,61 @@ def test_any_mix_of_adapters(dtype: torch.dtype, bounds: tuple[int, ...], is_loo
                 adapter_rows(slots[i : i + 1], len(RANKS)),
             )
             assert torch.equal(found[i : i + 1], alone), "a row gets the same bits in every batch"
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.sampled_from([(0, 40), (0, 64, 96, 133), (0, 7, 8)]),
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.integers(0, 99),
+)
+def test_products_that_ranks_exchange(
+    turns: int, max_rank: int, bounds: tuple[int, ...], slots: list[int], seed: int
+) -> None:
+    """Each member has some ranks of every adapter. What nobody reads may be anything."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = len(bounds) - 1
+    held = -(-max_rank // turns)
+    columns = -(-held * parts // WIDTH) * WIDTH
+    firsts = [part * held for part in range(parts)]
+    ranks = torch.randint(0, max_rank + 1, (3,), generator=generator, dtype=torch.int32)
+    whole = torch.randn(3, COLUMNS, parts, max_rank, generator=generator)
+    b = torch.randn(3, max_rank, bounds[-1], generator=generator)
+    for slot, rank in enumerate(ranks.tolist()):
+        whole[slot, :, :, rank:] = 0
+        b[slot, rank:] = 0
+    own = torch.zeros(turns, 3, COLUMNS, columns)
+    own_columns = torch.zeros(turns, 3, dtype=torch.int32)
+    for turn in range(turns):
+        for slot, rank in enumerate(ranks.tolist()):
+            if count := len(range(turn, rank, turns)):
+                own_columns[turn, slot] = firsts[-1] + count
+            for first, matrix in zip(firsts, whole[slot].unbind(1), strict=True):
+                own[turn, slot, :, first : first + count] = matrix[:, turn:rank:turns]
+    rows = adapter_rows(slots, 3)
+    x = torch.randn(len(slots), COLUMNS, generator=generator)
+    y = torch.randn(len(slots), bounds[-1] + 3, generator=generator)
+    sent: list[torch.Tensor] = []
+
+    def call(turn: int, to: torch.Tensor) -> torch.Tensor:
+        """Compute as this member, after those before it have."""
+
+        def run(part: torch.Tensor) -> torch.Tensor:
+            sent.append(part)
+            nobody = [torch.full_like(part, torch.nan)] * (turns - len(sent))
+            return torch.cat([*sent, *nobody], 1)
+
+        exchange = AdapterExchange(run, turns, firsts, own_columns[turn])
+        lora_add(to[:, 1:-2], x, own[turn], b, ranks, bounds, rows, exchange)
+        return to
+
+    for turn in range(turns):
+        found = call(turn, y.clone())
+    expected = y.clone()
+    ops.lora_add(expected[:, 1:-2], x, whole.flatten(2), b, ranks, bounds, rows)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
 
 
 @given(

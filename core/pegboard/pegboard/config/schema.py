@@ -365,6 +365,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "bfloat16", "float16", "float32"],
         doc("Type of adapters; auto = dtype", needs="max_loras"),
     ] = "auto"
+    fully_sharded_loras: Annotated[
+        bool,
+        doc("Divide both matrices of an adapter among ranks, not only one", needs="max_loras"),
+    ] = False
     kv_connectors: Annotated[list[str] | None, doc("KV connector plugins, in order")] = None
     kv_load_failure_policy: Annotated[
         Literal["recompute", "fail"], doc("What to do when a KV load fails", needs="kv_connectors")

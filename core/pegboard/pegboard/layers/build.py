@@ -30,11 +30,14 @@ WHOLE = Stage()
 @dataclass(frozen=True, slots=True)
 class LoRALimits:
     """The number of adapters that may be loaded at once, and their largest rank. Slot 0, the base
-    model, is not counted. dtype: torch name of the type that they are stored in."""
+    model, is not counted. dtype: torch name of the type that they are stored in. is_fully_sharded:
+    whether the ranks of the model divide both matrices of an adapter, and not only the one that has
+    the outputs or the inputs that they divide."""
 
     num_slots: int
     max_rank: int
     dtype: str
+    is_fully_sharded: bool = False
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from pegboard.errors import ConfigError
 from pegboard.interfaces.quantization import LinearLayer, Part
 from pegboard.interfaces.weight_loader import WantedWeight
 from pegboard.layers.build import Build, WeightLayer, bias_of
-from pegboard.layers.lora import AdapterSlots
+from pegboard.layers.lora import AdapterSlots, Divided
 from pegboard.layers.shards import Span, part_of, scaled, stacked
 from pegboard.plan.weight_update import FLOATS
 
@@ -120,11 +120,25 @@ class Linear(WeightLayer):
         call = self.method.bind(self.build.kernels)
         call = call if self.bias is None else with_bias(call, self.bias.data)
         if self.build.lora is not None:
+            parts = self._layout()
             self.adapters = self.adapters or AdapterSlots(
-                self.build, self._layout(), self.in_features, self.build.lora_rows
+                self.build,
+                parts,
+                self.in_features,
+                self.build.lora_rows,
+                divides=self._also_divided(parts),
             )
             call = self.adapters.added_to(call)
         self.forward = self.group.summed(call) if self.is_summed else call
+
+    def _also_divided(self, parts: Sequence[Part]) -> Divided | None:
+        """Return what the ranks divide of the adapters beside what their weights ask for."""
+        lora = self.build.lora
+        if lora is None or not lora.is_fully_sharded or self.group.collective is None:
+            return None
+        if self.is_summed:
+            return "outputs"
+        return "ranks" if any(part.cut is not None for part in parts) else None
 
 
 class QKVLinear(Linear):

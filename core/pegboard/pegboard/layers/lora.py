@@ -4,6 +4,7 @@ weight does not matter."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,10 +12,15 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.layers.build import Build
-from pegboard.ops import AdapterRows
+from pegboard.layers.shards import Span
+from pegboard.ops import AdapterExchange, AdapterRows
 
 LANES = 16
 """The ranks of each part are padded to a multiple of this."""
+
+Divided = Literal["ranks", "outputs"]
+"""What the ranks of a model divide of the adapters of a layer: the ranks of A, or the outputs of
+B."""
 
 Weights = Mapping[str, tuple[Tensor, Tensor]]
 """The matrices of an adapter: module path → A [rank, in] and B [out, rank]."""
@@ -28,7 +34,9 @@ class AdapterSlots:
     """The matrices A [slots, in, parts · rank] and B [slots, rank, out] of one layer (see
     `ops.lora_add`). Adapters are copied in place, so the addresses that recordings use stay valid.
     rows: returns the rows of the step's adapters; None = there are none. num_experts: the parts are
-    those of each expert, one expert after the other, and each adapter has as many slots.
+    those of each expert, one expert after the other, and each adapter has as many slots. divides:
+    what the group `build.tensor` divides beside the rows and columns of the parts. With "ranks",
+    members take the ranks of an adapter in turn, and parts of the same module have one A.
     """
 
     def __init__(
@@ -38,6 +46,8 @@ class AdapterSlots:
         in_features: int,
         rows: Callable[[], AdapterRows | None] | None,
         num_experts: int = 1,
+        *,
+        divides: Divided | None = None,
     ) -> None:
         limits = build.lora
         assert limits is not None and rows is not None
@@ -47,13 +57,37 @@ class AdapterSlots:
         self.modules = [(part.name.removesuffix(".weight"), part) for part in parts]
         self.num_experts = num_experts
         self.num_parts = len(parts) // num_experts
-        self.bounds = (0, *(part.rows[1] for part in parts[: self.num_parts]))
-        self.width = -(-limits.max_rank // LANES) * LANES
+        self.divides = divides
+        group = build.tensor
+        bounds = (0, *(part.rows[1] for part in parts[: self.num_parts]))
+        self.outputs = group.share(bounds[-1]) if divides == "outputs" else (0, bounds[-1])
+        self.bounds = tuple(clamped(end, self.outputs) - self.outputs[0] for end in bounds)
+        self.turns = slice(group.rank, None, group.size) if divides == "ranks" else slice(None)
+        if divides is None:
+            self.width = padded(limits.max_rank)
+            self.firsts = [part * self.width for part in range(self.num_parts)]
+        else:
+            self.width = len(range(limits.max_rank)[:: self.turns.step])
+            names = [name for name, _ in self.modules]
+            places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+            self.firsts = [places[name] * self.width for name in names]
         options = {"dtype": getattr(torch, limits.dtype), "device": build.device}
         num_slots = limits.num_slots * num_experts
-        self.a = torch.zeros(num_slots, in_features, self.width * self.num_parts, **options)
+        self.a = torch.zeros(
+            num_slots, in_features, padded(self.firsts[-1] + self.width), **options
+        )
         self.b = torch.zeros(num_slots, limits.max_rank, self.bounds[-1], **options)
         self.ranks = torch.zeros(num_slots, dtype=torch.int32, device=build.device)
+        self.columns = torch.zeros_like(self.ranks)
+        self.exchange: AdapterExchange | None = None
+        if divides is not None and (collective := group.collective) is not None:
+            is_gathered = divides == "ranks"
+            self.exchange = AdapterExchange(
+                collective.all_gather if is_gathered else collective.all_reduce,
+                group.size if is_gathered else 1,
+                self.firsts,
+                self.columns,
+            )
 
     def fitted(self, weights: Weights, scaling: float) -> Fitted:
         """Return an adapter's matrices for this layer as they are stored. weights: module path → (A
@@ -78,6 +112,9 @@ class AdapterSlots:
             if part.cut is not None:
                 a = a[:, slice(*part.cut.columns)]
                 b = b[slice(*part.cut.rows)]
+            a = a[self.turns]
+            if self.divides == "outputs":
+                b = b[slice(*(clamped(end, part.rows) - part.rows[0] for end in self.outputs))]
             a = a.T.to(self.a.dtype).contiguous()
             b = (b * scaling).T.to(self.b.dtype).contiguous()
             if not (a.isfinite().all() and b.isfinite().all()):
@@ -92,17 +129,22 @@ class AdapterSlots:
         a = self.a[slots]
         b = self.b[slots]
         ranks = self.ranks[slots]
+        columns = self.columns[slots]
         if ranks.any():
             a.zero_()
             b.zero_()
             ranks.zero_()
+            columns.zero_()
         for index, own_a, own_b in fitted:
             expert, part = divmod(index, self.num_parts)
-            first = part * self.width
-            rank = own_a.shape[1]
-            a[expert, :, first : first + rank].copy_(own_a)
+            first = self.firsts[part]
+            held = own_a.shape[1]
+            rank = len(own_b)
+            a[expert, :, first : first + held].copy_(own_a)
             b[expert, :rank, self.bounds[part] : self.bounds[part + 1]].copy_(own_b)
             ranks[expert] = max(rank, int(ranks[expert]))
+            # other parts have as many columns: products that nobody computes could be NaN
+            columns[expert] = max(self.firsts[-1] + held if held else 0, int(columns[expert]))
 
     def unstacked(
         self, a: Tensor, b: Tensor, held: Sequence[int], num_experts: int
@@ -134,7 +176,15 @@ class AdapterSlots:
         b = self.b
         ranks = self.ranks
         bounds = self.bounds
-        return lambda y, x, rows: add(y, x, a, b, ranks, bounds, rows)
+        if (exchange := self.exchange) is None:
+            return lambda y, x, rows: add(y, x, a, b, ranks, bounds, rows)
+        first, last = self.outputs
+
+        def divided(y: Tensor, x: Tensor, rows: AdapterRows) -> Tensor:
+            add(y[:, first:last], x, a, b, ranks, bounds, rows, exchange)
+            return y
+
+        return divided
 
     def added_to(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Return `call` plus the products of the adapters. A step without adapters only calls
@@ -148,3 +198,13 @@ class AdapterSlots:
             return y if rows is None else add(y, x, rows)
 
         return forward
+
+
+def padded(count: int) -> int:
+    """Return the multiple of LANES that is not smaller."""
+    return -(-count // LANES) * LANES
+
+
+def clamped(index: int, span: Span) -> int:
+    """Return the index in [start, stop] that is nearest."""
+    return min(max(index, span[0]), span[1])

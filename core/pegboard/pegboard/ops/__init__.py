@@ -16,7 +16,7 @@ from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.experts import route, sort_by_expert, sum_experts
 from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
-from pegboard.ops.lora import AdapterRows, expert_adapter_rows, lora_add
+from pegboard.ops.lora import AdapterExchange, AdapterRows, expert_adapter_rows, lora_add
 from pegboard.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pegboard.ops.rope import rope
 from pegboard.ops.sampling import sample_tokens
@@ -56,6 +56,7 @@ __all__ = [
     "OPS",
     "REFERENCES",
     "WEIGHT_FORMATS",
+    "AdapterExchange",
     "AdapterRows",
     "BlockWeight",
     "CodeWeight",

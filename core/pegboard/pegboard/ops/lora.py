@@ -3,7 +3,7 @@ none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,23 @@ class AdapterRows(NamedTuple):
 
     order: Tensor
     starts: Tensor
+
+
+class AdapterExchange(NamedTuple):
+    """How ranks that divide the adapters of a layer exchange the products with their parts of A.
+    The rank i of an adapter is in column firsts[p] + i // turns of part p, on the member i % turns
+    of the group.
+
+    run: [T, W] → [T, turns · W], the products of all members. turns: the number of members that
+    divide the ranks of adapters; 1 = each has all ranks and some columns of x, and `run` adds up.
+    firsts: of each part. columns: int32 [slots]; only the first columns[slot] columns of A are not
+    zero.
+    """
+
+    run: Callable[[Tensor], Tensor]
+    turns: int
+    firsts: Sequence[int]
+    columns: Tensor
 
 
 def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> AdapterRows:
@@ -52,6 +69,7 @@ def lora_add(
     ranks: Tensor,
     bounds: Sequence[int],
     rows: AdapterRows,
+    exchange: AdapterExchange | None = None,
 ) -> Tensor:
     """Add the products of the adapters to y [T, out] in place, and return y.
 
@@ -59,19 +77,31 @@ def lora_add(
     [slots, in, P · R] and b: [slots, R', out] with R' ≤ R, of slots 1 …. Part p of the P parts has
     the columns p · R … of a, and writes the columns bounds[p] … bounds[p + 1] of y. ranks: int32
     [slots]; only the first ranks[slot] columns of each part, and rows of b, are not zero; 0 = the
-    adapter does not change this layer.
+    adapter does not change this layer. exchange: a is [slots, in, W], what this rank holds of all
+    parts, and every rank of the group makes this call; None = this rank has all of A.
     """
     starts = rows.starts.tolist()
+    places = {
+        slot: rows.order[starts[slot + 1] : starts[slot + 2]].long()
+        for slot in range(len(a))
+        if starts[slot + 2] > starts[slot + 1] and ranks[slot]
+    }
     width = a.shape[2] // (len(bounds) - 1)
-    for slot in range(len(a)):
-        places = rows.order[starts[slot + 1] : starts[slot + 2]].long()
+    shrunk = y.new_zeros(len(y), a.shape[2])
+    for slot, at in places.items():
+        products = a[slot, x[at]] if x.dim() == 1 else x[at] @ a[slot].to(x.dtype)
+        shrunk[at] = products.to(y.dtype)
+    turns = 1
+    firsts: Sequence[int] = range(0, a.shape[2], width)
+    if exchange is not None:
+        turns = exchange.turns
+        firsts = exchange.firsts
+        shrunk = exchange.run(shrunk)
+    by_member = shrunk.unflatten(1, (turns, -1))
+    for slot, at in places.items():
         rank = int(ranks[slot])
-        if not len(places) or not rank:
-            continue
-        shrunk = a[slot, x[places]].to(y.dtype) if x.dim() == 1 else x[places] @ a[slot].to(x.dtype)
-        parts = [
-            shrunk[:, p * width : p * width + rank] @ b[slot, :rank, start:stop].to(y.dtype)
-            for p, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False))
-        ]
-        y.index_add_(0, places, torch.cat(parts, 1).to(y.dtype))
+        held = -(-rank // turns)
+        for first, start, stop in zip(firsts, bounds, bounds[1:], strict=False):
+            products = by_member[at, :, first : first + held].transpose(1, 2).flatten(1)[:, :rank]
+            y[at, start:stop] += products @ b[slot, :rank, start:stop].to(y.dtype)
     return y

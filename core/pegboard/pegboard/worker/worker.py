@@ -129,7 +129,9 @@ class Worker:
         choose_sampler(self.setup)
         lora_dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
         lora = (
-            LoRALimits(config.max_loras, config.max_lora_rank, lora_dtype)
+            LoRALimits(
+                config.max_loras, config.max_lora_rank, lora_dtype, config.fully_sharded_loras
+            )
             if config.max_loras
             else None
         )

@@ -35,14 +35,25 @@ typedef struct {
 } LoRAShrink;
 
 typedef struct {
-    const float *x; /* [tokens][SPLITS][parts · width] */
+    const float *x; /* [tokens][SPLITS][width] */
+    int64_t x_stride;
+    float *out; /* [tokens][width]; only the columns that a token's slot has are written */
+    int64_t out_stride;
+    Adapters adapters;
+    int64_t width;
+} LoRAJoin;
+
+typedef struct {
+    const float *x; /* [tokens][turns][width]: rank r is in the place r % turns, at column r / turns of a part; with turns = 0, x is
+                       [tokens][SPLITS][width], the pieces that are still to be added up */
     int64_t x_stride;
     float *out; /* [tokens][rows], added to */
     int64_t out_stride;
     const void *b; /* [slots][max_rank][rows] */
     Adapters adapters;
     const int64_t *bounds; /* [parts + 1], first row of each part */
-    int64_t parts, width, max_rank, kind;
+    const int64_t *firsts; /* [parts], first column of each part in x */
+    int64_t parts, width, turns, max_rank, kind;
 } LoRAExpand;
 
 INLINE vfloat load_as(const void *p, int64_t at, int kind) {
@@ -162,6 +173,27 @@ EXPORT void lora_shrink(const Step *step, Worker *worker, const void *arguments)
     for (int64_t n; (n = next_task(worker, total)) < total;) lora_shrink_task(arguments, n);
 }
 
+/* Add up the pieces of A x. */
+EXPORT void lora_join(const Step *step, Worker *worker, const void *arguments) {
+    (void)step;
+    const LoRAJoin *a = arguments;
+    int64_t total = count_tasks(&a->adapters, 1);
+    for (int64_t n; (n = next_task(worker, total)) < total;) {
+        Task task = task_of(&a->adapters, 1, n);
+        int64_t columns = a->adapters.ranks[task.slot - 1];
+        for (int64_t i = task.first; i < task.last; i++) {
+            int64_t token = a->adapters.order[i];
+            const float *x = a->x + token * a->x_stride;
+            float *out = a->out + token * a->out_stride;
+            for (int64_t c = 0; c < columns; c++) {
+                float sum = x[c];
+                for (int s = 1; s < SPLITS; s++) sum += x[s * a->width + c];
+                out[c] = sum;
+            }
+        }
+    }
+}
+
 /* Add `vectors` vectors of rows of `tokens` tokens. x: [tokens][rank]. */
 INLINE void expand_tile(int tokens, int vectors, const float *x, int64_t rank, float *const *out, const void *matrix, int64_t row,
                         int64_t stride, int kind) {
@@ -206,12 +238,14 @@ INLINE void expand_task(const LoRAExpand *a, Task task, int kind) {
         float *out[TOKENS];
         int tokens = task.last - i < TOKENS ? 1 : TOKENS;
         for (int t = 0; t < tokens; t++) {
-            int64_t token = a->adapters.order[i + t], stride = a->parts * a->width;
-            const float *from = a->x + token * a->x_stride + part * a->width;
+            int64_t token = a->adapters.order[i + t];
+            const float *from = a->x + token * a->x_stride + a->firsts[part];
             out[t] = a->out + token * a->out_stride;
-            for (int64_t r = 0; r < rank; r++) {
+            for (int64_t turn = 0; turn < a->turns; turn++)
+                for (int64_t r = turn, c = 0; r < rank; r += a->turns, c++) x[t * rank + r] = from[turn * a->width + c];
+            for (int64_t r = 0; r < rank && !a->turns; r++) {
                 float sum = from[r];
-                for (int s = 1; s < SPLITS; s++) sum += from[s * stride + r];
+                for (int s = 1; s < SPLITS; s++) sum += from[s * a->width + r];
                 x[t * rank + r] = sum;
             }
         }
