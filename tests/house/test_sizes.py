@@ -23,12 +23,12 @@ from members import (
 )
 
 CEILINGS = {
-    ".": 295,
+    ".": 300,
     "cli": 345,
     "config": 670,
     "data": 615,
-    "engine": 1935,
-    "engine/boundary": 670,
+    "engine": 1950,
+    "engine/boundary": 680,
     "engine/grammar": 470,
     "engine/kv": 730,
     "engine/metrics": 275,
@@ -36,7 +36,7 @@ CEILINGS = {
     "interfaces": 1220,
     "layers": 1105,
     "ops": 395,
-    "plan": 680,
+    "plan": 690,
     "plugins": 1170,
     "worker": 2205,
 }
