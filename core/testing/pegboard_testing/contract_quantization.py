@@ -26,11 +26,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from pegboard.errors import ModelError, PegboardError
 from pegboard.interfaces.attention import AttentionLayer
 from pegboard.interfaces.quantization import (
+    DividedMethod,
     EmbeddingLayer,
     LinearLayer,
     Part,
@@ -40,7 +43,7 @@ from pegboard.interfaces.quantization import (
     WeightMethod,
 )
 from pegboard.interfaces.spec import unmet
-from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.layers.shards import part_of
 from pegboard_testing.fake_build import references
 from pegboard_testing.held_memory import held_bytes, unnamed_bytes
@@ -72,10 +75,21 @@ def tensor_index(pieces: Iterable[WeightPiece]) -> dict[str, TensorEntry]:
     }
 
 
+def check_division(weight: WeightMethod, pieces: Sequence[WeightPiece]) -> list[WantedWeight]:
+    """Declare a weight of a checkpoint that consists of these pieces, and let it check its
+    division. Returns what it wants."""
+    index = tensor_index(pieces)
+    wanted = weight.declare(index)
+    if isinstance(weight, DividedMethod):
+        first = {each.name for each in wanted if each.is_first}
+        weight.check_division(index, {piece.name: piece for piece in pieces if piece.name in first})
+    return wanted
+
+
 def load_pieces(weight: WeightMethod, pieces: Sequence[WeightPiece]) -> None:
     """Load a weight from a checkpoint that consists of these pieces: those that it declares, in the
     given order."""
-    wanted = {declared.name for declared in weight.declare(tensor_index(pieces))}
+    wanted = {declared.name for declared in check_division(weight, pieces)}
     for piece in pieces:
         if piece.name in wanted:
             weight.accept(piece)
@@ -245,6 +259,34 @@ class QuantizationContract:
             torch.testing.assert_close(weight.dequantize().cpu(), expected, atol=allowed, rtol=0)
             x = self.activations(3, layer.in_features)
             self.check(weight.bind(references())(x), x, expected)
+
+    @settings(
+        max_examples=20, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
+    )
+    @given(data=st.data())
+    def test_what_cannot_be_divided_is_refused_first(self, data: st.DataObject) -> None:
+        """Wherever ranks divide a matrix, the weight says so before its pieces come, or holds the
+        right part."""
+        rows = 4 * self.row_block
+        columns = (self.cut_block or self.block) * 4
+        part = Part("model.part0.weight", (0, rows))
+        pieces, true = self.stored(part, self.values(5, rows, columns), "float32")
+        unit = data.draw(st.sampled_from((1, 16, 32)))
+        row = data.draw(st.integers(1, rows))
+        column = data.draw(st.integers(1, -(-columns // unit))) * unit
+        span = (0, min(column, columns))
+        cut = part_of(part.name, 0, (rows, columns), (0, row), span)
+        experts = 1 if self.only_experts else 0
+        weight = self.linear(LinearLayer("model.merged", span[1], row, (cut,), num_experts=experts))
+        try:
+            check_division(weight, pieces)
+        except ModelError as error:
+            assert part.name in str(error) and "use " in str(error)
+            return
+        load_pieces(weight, pieces)
+        allowed = TOLERANCES["float32"] * float(true.abs().max())
+        held = true[:row, : span[1]]
+        torch.testing.assert_close(weight.dequantize().cpu(), held, atol=allowed, rtol=0)
 
     def of_rank(
         self, whole: LinearLayer, matrices: Sequence[Tensor], axis: str, rank: int

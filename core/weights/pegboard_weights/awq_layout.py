@@ -22,7 +22,8 @@ from pegboard.interfaces.quantization import Cut, EmbeddingLayer, Part, Quantiza
 from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig, matches
-from pegboard_weights.grouped import block_form, check_whole_groups
+from pegboard_weights.cuts import Grid
+from pegboard_weights.grouped import block_form, check_whole_groups, group_grid
 from pegboard_weights.packed_integers import unpack
 from pegboard_weights.stored_weight import (
     AnyLayer,
@@ -121,6 +122,9 @@ class AWQReader:
             zero = 8 if zeros is None else _rows_of(zeros).to(torch.int8)
         blocks = Blocks(4, self.group_size, codes.contiguous(), scale.contiguous(), zero=zero)
         return blocks if self.form(part, columns, pieces) == "block_weight" else blocks.dense()
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return group_grid(columns, self.group_size)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, self.group_size, self.has_zeros, self.is_gemv]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -14,11 +14,30 @@ from pegboard.ops.float_codes import FloatCodes
 Span = tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where the matrices of a format can be divided: between blocks of this many rows and columns.
+    whole_columns: why the columns cannot be divided at all; "" = they can."""
+
+    rows: int = 1
+    columns: int = 1
+    whole_columns: str = ""
+
+    def check(self, cut: Cut, name: str) -> None:
+        """Raise ModelError if a part begins or ends within a block. name: of the tensor."""
+        if self.whole_columns and cut.columns != (0, cut.shape[1]):
+            raise ModelError(
+                f"tensor {name} {self.whole_columns}, so ranks cannot divide its columns; use "
+                "tensor_parallel_size=1, or a checkpoint in another format"
+            )
+        _units(cut.rows, cut.shape[0], self.rows, name)
+        _units(cut.columns, cut.shape[1], self.columns, name)
+
+
 def cut_out(
     rows: Blocks | FloatCodes | Tensor, cut: Cut, name: str
 ) -> Blocks | FloatCodes | Tensor:
-    """Return the part of a matrix. name: of the tensor, for errors. Raises ModelError if the part
-    begins or ends within a block."""
+    """Return the part of a matrix, which `Grid.check` has found possible. name: of the tensor."""
     if isinstance(rows, Blocks):
         return _blocks(rows, cut, name)
     return cut.of(rows) if isinstance(rows, Tensor) else _codes(rows, cut, name)
@@ -36,11 +55,7 @@ def _blocks(blocks: Blocks, cut: Cut, name: str) -> Blocks:
             zero=zero[rows] if isinstance(zero, Tensor) else zero,
             outer=None if blocks.outer is None else blocks.outer[:, rows],
         )
-    if blocks.order is not None:
-        raise ModelError(
-            f"tensor {name} has its columns in another order (act order), so ranks cannot divide "
-            "them; use tensor_parallel_size=1 or a checkpoint without it"
-        )
+    assert blocks.order is None, f"{name}: the reader's grid does not say that columns stay whole"
     places = rows, slice(*_units(cut.columns, cut.shape[1], blocks.block_size, name))
     is_one = blocks.scale.shape[1] == 1
     outer = blocks.outer
@@ -84,6 +99,7 @@ def _units(span: Span, count: int, unit: int, name: str) -> Span:
     if start % unit or (stop % unit and stop != count):
         raise ModelError(
             f"tensor {name} has blocks of {unit}, which the ranks cannot divide: this one would "
-            f"hold {start} to {stop} of {count}; use another tensor_parallel_size"
+            f"hold {start} to {stop} of {count}; use another tensor_parallel_size, or a checkpoint "
+            "with smaller blocks"
         )
     return start // unit, -(-stop // unit)

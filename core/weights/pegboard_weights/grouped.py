@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.ops.blocks import Blocks
+from pegboard_weights.cuts import Grid
 from pegboard_weights.stored_weight import Form, Pieces, scales_of, tensor_of
 
 
@@ -46,6 +47,17 @@ def block_form(columns: int, group_size: int, groups: Tensor | None = None) -> F
     if is_whole and groups is not None:
         is_whole = bool((groups.bincount(minlength=columns // group_size) == group_size).all())
     return "block_weight" if is_whole else "float_weight"
+
+
+def group_grid(columns: int, group_size: int, groups: Tensor | None = None) -> Grid:
+    """Return where the columns of what `grouped_rows` returns can be divided."""
+    if block_form(columns, group_size, groups) == "float_weight":
+        return Grid()
+    is_ordered = groups is None or bool((groups == torch.arange(columns) // group_size).all())
+    return Grid(
+        columns=group_size,
+        whole_columns="" if is_ordered else "has its columns in another order (act order)",
+    )
 
 
 def grouped_rows(

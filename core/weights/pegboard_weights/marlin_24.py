@@ -26,7 +26,8 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
-from pegboard_weights.grouped import block_form, check_whole_groups, grouped_rows
+from pegboard_weights.cuts import Grid
+from pegboard_weights.grouped import block_form, check_whole_groups, group_grid, grouped_rows
 from pegboard_weights.packed_integers import unpack
 from pegboard_weights.stored_weight import Form, Pieces, module_of, scales_of, tensor_of
 
@@ -92,6 +93,9 @@ class Marlin24Reader:
                 .index_copy_(1, _order_of_scales(), scale.reshape(-1, ROWS))
             )
         return grouped_rows(every, self.bits, scale.view(-1, len(kept)).T, half, group)
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return group_grid(columns, self._group(columns))
 
     def _kept(self, words: Tensor, rows: int) -> Tensor:
         """Return the codes that are kept, uint8 [rows, columns / 2]."""

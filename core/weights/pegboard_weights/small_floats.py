@@ -18,6 +18,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.float_codes import E2M1, FloatCodes, float8_values, minifloat_values
+from pegboard_weights.cuts import Grid
 from pegboard_weights.stored_weight import (
     Form,
     Pieces,
@@ -166,6 +167,9 @@ class FloatReader:
         if self.is_divisor and not 0 < value < math.inf:
             raise ModelError(f"tensor {name} is {value}; this format divides by it")
         return 1 / value if self.is_divisor else value
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return Grid() if self.block is None else Grid(*self.block)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, *astuple(self)]

@@ -41,16 +41,21 @@ from pegboard_weights.composed import (
     are_equal,
     replace,
 )
-from pegboard_weights.cuts import cut_out
+from pegboard_weights.cuts import Grid, cut_out
 
 Kernels = Mapping[str, Callable[..., Any]]
 Pieces = Mapping[str, WeightPiece]
 AnyLayer = LinearLayer | EmbeddingLayer
 Form = Literal["float_weight", "block_weight", "code_weight"]
 """The weight format that holds floats, `Blocks` or `FloatCodes`."""
+NOT_READ = memoryview(b"")
+"""The data of a tensor of which only the shape and the type are known."""
 PLAIN = ("float32", "bfloat16", "float16")
 """Types of weights that are not quantized."""
 FORMS: Mapping[Form, type] = {"block_weight": Blocks, "code_weight": FloatCodes}
+
+
+TRANSFORMED = Grid(whole_columns="was quantized for activations that are transformed")
 
 
 class Reader(Protocol):
@@ -63,12 +68,17 @@ class Reader(Protocol):
         checkpoint's tensors."""
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        """Return the form of what `read` returns. Called when all pieces are there, before a cache
-        is asked."""
+        """Return the form of what `read` returns. Called before a cache is asked, with all pieces,
+        and with those that `grid` gets."""
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
         """Return the rows of the part, packed or as floats [rows, columns]. Raises ModelError if
         the tensors do not fit."""
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        """Return where what `read` returns can be divided. It is asked, after `form`, about parts
+        that ranks divide. pieces: only tensors that were declared with `is_first` have their data;
+        of the others, the shape and the type are known."""
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         """Return JSON values that determine, together with the checkpoint, what `read` returns.
@@ -78,7 +88,7 @@ class Reader(Protocol):
 @runtime_checkable
 class TransformReader(Protocol):
     """An optional addition to a Reader: the part was quantized for activations that are
-    transformed."""
+    transformed. The reader's grid then keeps columns whole (`TRANSFORMED`)."""
 
     def transform(self, part: Part, columns: int, pieces: Pieces) -> Transform | None:
         """Return the transform, on the CPU. None = there is none. It is not kept in the repack
@@ -107,6 +117,9 @@ class PlainReader:
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
         return floats(pieces, part.name)
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return Grid()
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return ["plain"]
@@ -291,9 +304,28 @@ class StoredWeight:
                     dataclasses.replace(weight, boxes=chosen.boxes(weight, part.cut))
                     for weight in tensors
                 ]
+            if part.cut is None:
+                tensors = [dataclasses.replace(weight, is_first=False) for weight in tensors]
             wanted += tensors
         self.wanted = joined(wanted)
         return list(self.wanted.values())
+
+    def check_division(
+        self, available: Mapping[str, TensorEntry], first: Mapping[str, WeightPiece]
+    ) -> None:
+        """See `DividedMethod`."""
+        stored = {name: available[name].stored for name in self.wanted if name in available}
+        pieces = {
+            name: first.get(name) or WeightPiece(name, stored.get(name, ""), weight.shape, NOT_READ)
+            for name, weight in self.wanted.items()
+        }
+        for part, reader in self.readers.items():
+            if part.cut is not None:
+                source = self._source(part)
+                grid = reader.grid(*source, pieces)
+                if reader.form(*source, pieces) == "float_weight":
+                    grid = Grid(whole_columns=grid.whole_columns)
+                grid.check(part.cut, part.name)
 
     def accept(self, piece: WeightPiece) -> None:
         wanted = self.wanted.get(piece.name)
@@ -383,11 +415,6 @@ class StoredWeight:
             if isinstance(reader, TransformReader)
             else None
         )
-        if transform is not None and part.cut is not None and part.cut.shape[1] != self.shape[1]:
-            raise ModelError(
-                f"tensor {part.name} was quantized for activations that are transformed, so ranks "
-                "cannot divide its columns; use tensor_parallel_size=1"
-            )
         return None if transform is None else transform.to(self.setup)
 
     def _make(self, span: Span, pieces: Pieces) -> Any:

@@ -10,7 +10,15 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard_weights.composed import ColumnScales, MatrixTransform, Transform
-from pegboard_weights.stored_weight import Form, Pieces, Reader, floats, module_of
+from pegboard_weights.cuts import Grid
+from pegboard_weights.stored_weight import (
+    TRANSFORMED,
+    Form,
+    Pieces,
+    Reader,
+    floats,
+    module_of,
+)
 
 
 class TransformedReader:
@@ -40,6 +48,9 @@ class TransformedReader:
     def transform(self, part: Part, columns: int, pieces: Pieces) -> Transform | None:
         values = floats(pieces, f"{module_of(part)}.{self.ending}").float()
         return ColumnScales(values) if self.size is None else MatrixTransform(values)
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return TRANSFORMED
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         return self.weight.form(part, columns, pieces)

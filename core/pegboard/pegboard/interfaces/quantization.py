@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pegboard.interfaces.spec import Need, Spec
 from pegboard.interfaces.weight_loader import Box, WantedWeight, joined
@@ -185,6 +185,18 @@ class WeightMethod(Protocol):
         """Return the memory that the weight takes after `finish`: it is counted, and released while
         the engine sleeps. A reload writes all of it again, so what only the first load writes is
         not in it."""
+
+
+@runtime_checkable
+class DividedMethod(Protocol):
+    """An optional addition to a WeightMethod whose format cannot be divided everywhere."""
+
+    def check_division(
+        self, available: "Mapping[str, TensorEntry]", first: "Mapping[str, WeightPiece]"
+    ) -> None:
+        """Raise ModelError if the format cannot be divided as the layer's parts are cut. Called
+        after `declare`, before any other tensor is read. available: the checkpoint's tensors.
+        first: the pieces of those that were declared with `is_first`."""
 
 
 class HeadMethod(Protocol):

@@ -103,17 +103,19 @@ class WantedWeight:
     """A tensor that a layer needs. shape: as the layer expects it, or () if the layer does not
     know. Loaders that generate the weights need it. boxes: the parts of it that this rank reads; ()
     = all. A loader may deliver any values outside of them, so a layer that moves rows or columns
-    of a piece declares no boxes."""
+    of a piece declares no boxes. is_first: it is small, and is also read before all others, because
+    it says whether ranks can divide a weight."""
 
     name: str
     shape: tuple[int, ...] = ()
     boxes: tuple[Box, ...] = ()
+    is_first: bool = False
 
     def __or__(self, other: "WantedWeight") -> "WantedWeight":
         """Return the same tensor with the boxes of both."""
         is_whole = not self.boxes or not other.boxes
         boxes = () if is_whole else tuple(dict.fromkeys(self.boxes + other.boxes))
-        return replace(self, boxes=boxes)
+        return replace(self, boxes=boxes, is_first=self.is_first or other.is_first)
 
 
 def joined(wanted: Iterable[WantedWeight]) -> dict[str, WantedWeight]:

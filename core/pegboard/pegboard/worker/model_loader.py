@@ -17,7 +17,7 @@ from tqdm import tqdm
 from pegboard.config.schema import EngineConfig
 from pegboard.env import cache_dir
 from pegboard.errors import EngineDeadError, ModelError, expect
-from pegboard.interfaces.quantization import RepackCache
+from pegboard.interfaces.quantization import DividedMethod, RepackCache
 from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader, joined
 from pegboard.layers import Layer
 from pegboard.log import get_logger
@@ -60,8 +60,9 @@ def fill_layers(
 ) -> None:
     """Give declared layers their pieces, for the first time or again. A reload writes to the same
     addresses. only_finite: NaN and infinity are errors. Raises ModelError. What `check_tensors`
-    raises comes before anything is written."""
+    and `check_division` raise comes before anything is written."""
     check_tensors(declared, checkpoint)
+    check_division(declared, loader, checkpoint)
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
     wanted = wanted_of(declared)
@@ -133,6 +134,17 @@ def check_tensors(declared: Declared, checkpoint: Checkpoint) -> None:
         raise ModelError(
             f"{checkpoint.path} lacks {len(missing)} tensors that the model needs: {_some(missing)}"
         )
+
+
+def check_division(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint) -> None:
+    """Raise ModelError if ranks cannot divide a weight as its layer does. Of the weights' data,
+    only the tensors that say this are read."""
+    first = [weight for weight in wanted_of(declared).values() if weight.is_first]
+    pieces = {piece.name: piece for piece in (loader.tensors(checkpoint, first) if first else ())}
+    for layer in declared:
+        for holder in layer.holders():
+            if isinstance(holder, DividedMethod):
+                holder.check_division(checkpoint.tensors, pieces)
 
 
 def repack_cache(config: EngineConfig, checkpoint: Checkpoint) -> RepackCache | None:

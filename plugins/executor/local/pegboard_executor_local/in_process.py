@@ -69,7 +69,7 @@ class InProcessExecutor:
         return [self.worker.load()]
 
     def submit(self, batch: Batch) -> Step:
-        step = Step(self, batch)
+        step = self.new_step(batch)
         if batch.needs_masks:
             self.masked[batch.step] = step
         if self.thread is None and self.last is not None and not self.last.ran.is_set():
@@ -82,6 +82,9 @@ class InProcessExecutor:
         if self.thread is not None:
             self.submitted.put(step)
         return step
+
+    def new_step(self, batch: Batch) -> Step:
+        return Step(self, batch)
 
     def provide_masks(self, step: int, masks: TokenMasks) -> None:
         masked = self.masked.pop(step)

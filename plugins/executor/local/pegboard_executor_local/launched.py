@@ -1,6 +1,7 @@
 """One rank in a process that a launcher has started, such as torchrun. Every rank's process runs
 the same program and has an engine of its own; the engines decide alike. They exchange what workers
-answer, so that each knows the memory of all.
+answer, so that each knows the memory of all. If the ranks are pipeline stages, all engines get the
+results of the last one.
 """
 
 from __future__ import annotations
@@ -21,10 +22,19 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from pegboard.data.batch import Batch, StepOutput
 from pegboard.env import launcher_variables
 from pegboard.errors import ConfigError, EngineDeadError, portable
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerReady
-from pegboard_executor_local.in_process import InProcessExecutor
+from pegboard_executor_local.in_process import InProcessExecutor, Step
+from pegboard_executor_local.last_stage import (
+    SAME_CALLS,
+    OwnResults,
+    Results,
+    accept,
+    arrive,
+    listen,
+)
 from pegboard_executors.answers import dumped
 
 PATIENCE = timedelta(minutes=30)
@@ -37,18 +47,33 @@ executors = itertools.count()
 """Numbers the executors of a process. Processes that run the same program count alike."""
 
 
+class SharedStep(Step):
+    """A step whose result all ranks have."""
+
+    def __init__(self, executor: InProcessExecutor, batch: Batch, results: Results) -> None:
+        super().__init__(executor, batch)
+        self.results = results
+
+    def result(self) -> StepOutput:
+        return self.results.of(self.batch.step, super().result)
+
+
 class LaunchedExecutor(InProcessExecutor):
     def __init__(self, options: None, setup: ExecutorSetup) -> None:
         variables = launcher_variables()
         place = place_of(variables, setup)
         self._meeting: Meeting | None = None
+        self._results: Results = OwnResults()
         if place.ranks > 1:
             self._meeting = Meeting(variables, place)
             place = self._meeting.place
         try:
+            if self._meeting is not None:
+                self._results = self._meeting.results(setup.sampling)
             super().__init__(None, setup, place)
         except BaseException:
             self._part()
+            self._results.close()
             raise
 
     def start(self) -> list[WorkerReady]:
@@ -56,6 +81,13 @@ class LaunchedExecutor(InProcessExecutor):
             return self._answers("load", self.worker.load)
         finally:
             self._part()
+
+    def new_step(self, batch: Batch) -> Step:
+        return SharedStep(self, batch, self._results)
+
+    def stop(self) -> None:
+        self._results.close()
+        super().stop()
 
     def call(self, method: str, *args: object) -> list[object]:
         call = partial(super().call, method, *args)
@@ -91,10 +123,9 @@ class Meeting:
         self._rank = place.rank
         self._ranks = place.ranks
         self._number = 0
-        self._folder: Path | None = None
-        folder = self._make_folder() if place.rank == 0 else self._find_folder()
-        self._key = (folder / "key").read_bytes()
-        address = (folder / "meet").as_uri()
+        self._folder = self._make_folder() if place.rank == 0 else self._find_folder()
+        self._key = (self._folder / "key").read_bytes()
+        address = (self._folder / "meet").as_uri()
         self.place = Place(place.rank, place.ranks, place.local_rank, place.local_ranks, address)
 
     def answers(self, name: str, answer: Callable[[], Any]) -> list[Any]:
@@ -112,21 +143,34 @@ class Meeting:
                 raise value
             if asked != name:
                 raise ConfigError(
-                    f"rank {rank} was asked {asked!r} and rank {self._rank} {name!r}: the programs "
-                    "of all ranks must make the same calls in the same order"
+                    f"rank {rank} was asked {asked!r} and rank {self._rank} {name!r}: {SAME_CALLS}"
                 )
         return [value for _, _, value in answers]
 
+    def results(self, sampling: range) -> Results:
+        """Return what this rank does with results, if these ranks sample. Waits until the ranks of
+        all stages are connected."""
+        first = sampling.start
+        if first == 0 or self._rank > first:
+            return OwnResults()
+        if self._rank < first:
+            self._wait_for("listens", first)
+            return arrive(self._folder, first)
+        listener = listen(self._folder)
+        listener.settimeout(PATIENCE.total_seconds())
+        self._store.set("listens", b"")
+        return accept(listener, first)
+
     def remove_folder(self) -> None:
-        if self._folder is not None:
+        """Remove the folder, if this is the first rank, which has made it."""
+        if self._rank == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
 
     def _make_folder(self) -> Path:
-        self._folder = Path(tempfile.mkdtemp(prefix="pegboard-ranks-"))
-        (self._folder / "key").write_bytes(os.urandom(32))
-        self._store.set("folder", str(self._folder))
-        return self._folder
+        folder = Path(tempfile.mkdtemp(prefix="pegboard-ranks-"))
+        (folder / "key").write_bytes(os.urandom(32))
+        self._store.set("folder", str(folder))
+        return folder
 
     def _find_folder(self) -> Path:
         """Return the folder of the first rank. Raises ConfigError if another user may have made
@@ -192,18 +236,14 @@ def place_of(variables: Mapping[str, str], setup: ExecutorSetup) -> Place:
     rank, ranks, local_rank, local_ranks, _ = (int(variables[name]) for name in NUMBERS)
     if ranks != setup.ranks:
         raise ConfigError(
-            f"WORLD_SIZE is {ranks}, but tensor_parallel_size asks for {setup.ranks} ranks; "
-            f"let torchrun start {setup.ranks} processes, or set tensor_parallel_size={ranks}"
+            f"WORLD_SIZE is {ranks}, but tensor_parallel_size times pipeline_parallel_size asks "
+            f"for {setup.ranks} ranks; let torchrun start {setup.ranks} processes, or set other "
+            "sizes"
         )
     if not rank == local_rank < ranks == local_ranks:
         raise ConfigError(
             f"RANK is {rank} of {ranks}, LOCAL_RANK {local_rank} of {local_ranks}: "
             "external_launcher needs all ranks on one host; on several hosts, start them with "
             "pegboard serve --nnodes"
-        )
-    if setup.sampling != range(ranks):
-        raise ConfigError(
-            "external_launcher does not run pipeline stages, because the first stage would not "
-            "have the tokens; set tensor_parallel_size instead of pipeline_parallel_size"
         )
     return Place(rank, ranks, local_rank, local_ranks)

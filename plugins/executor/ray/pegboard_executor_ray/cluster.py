@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from ray.util.placement_group import (
 )
 
 from pegboard.errors import ConfigError
+from pegboard_executor_ray.folder import RayFolder
 from pegboard_executor_ray.node import this_node
 from pegboard_executor_ray.options import RayOptions
 
@@ -44,7 +44,7 @@ class Cluster:
     def __init__(self, options: RayOptions) -> None:
         self._options = options
         self._is_ours = False
-        self._folder: str | None = None
+        self._folder: RayFolder | None = None
         self._group: PlacementGroup | None = None
 
     def connect(self, num_cpus: int) -> None:
@@ -56,7 +56,7 @@ class Cluster:
         with signals_kept():
             try:
                 if address:
-                    ray.init(address=address, logging_level="warning")
+                    ray.init(address=address, logging_level=logging.WARNING)
                 else:
                     self._start(num_cpus)
             except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
@@ -73,13 +73,13 @@ class Cluster:
         os.environ.setdefault(STATISTICS, "0")
         # it writes a secret to the home folder otherwise
         os.environ.setdefault(TOKEN, secrets.token_hex(32))
-        self._folder = tempfile.mkdtemp(prefix="pegboard-ray-")
+        self._folder = RayFolder()
         ray.init(
             address="local",
             num_cpus=max(num_cpus, os.cpu_count() or 1),
             include_dashboard=False,
-            logging_level="warning",
-            _temp_dir=self._folder,
+            logging_level=logging.WARNING,
+            _temp_dir=self._folder.path,
             _node_ip_address=LOOPBACK,
         )
 
@@ -112,7 +112,7 @@ class Cluster:
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
 

@@ -100,7 +100,8 @@ class RayExecutor:
         strategy = PlacementGroupSchedulingStrategy(
             self._cluster.group, placement_group_bundle_index=seat.bundle
         )
-        make = ray.remote(
+        remote: Any = ray.remote  # its types do not know concurrency groups
+        make = remote(
             num_cpus=needs["CPU"],
             num_gpus=needs["GPU"],
             concurrency_groups=GROUPS,

@@ -34,7 +34,8 @@ def on_node(node: str, function: Callable[..., Any], *arguments: Any) -> Any:
     if node == this_node():
         return function(*arguments)
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(function)
+    remote: Any = ray.remote  # its types do not know this strategy
+    task = remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(function)
     return ray.get(task.remote(*arguments), timeout=TASK_S)
 
 

@@ -51,7 +51,7 @@ from pegboard_testing.authoring.one_request import tokens
 connect = cluster.Cluster.connect
 def noting(self, num_cpus):
     connect(self, num_cpus)
-    seen.append([len(cluster.ray.nodes()), self._folder])
+    seen.append([len(cluster.ray.nodes()), self._folder and self._folder.path])
 cluster.Cluster.connect = noting
 seen = []
 answers = tokens(Path(sys.argv[1]), json.loads(sys.argv[2]))

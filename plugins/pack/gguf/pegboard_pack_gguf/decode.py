@@ -44,6 +44,14 @@ def is_decodable(stored: str) -> bool:
     return stored in FORMATS
 
 
+def blocks_width(stored: str) -> int:
+    """Return the number of columns that ranks cannot divide: those with a scale in common, of
+    either level."""
+    form = FORMATS[stored]
+    is_nested = issubclass(form.scale_dtype, np.integer)
+    return BY_STORED[stored].block_size if is_nested else form.block_size
+
+
 def decode(data: memoryview, stored: str, shape: tuple[int, ...]) -> Blocks:
     """Decode blocks. `data` holds the blocks of the type `stored` for `shape` [rows, columns], row
     by row. The results are in new memory."""

@@ -46,6 +46,13 @@ def is_codes(stored: str) -> bool:
     return stored in CODE_FORMATS
 
 
+def codes_width(stored: str) -> int:
+    """Return the number of columns that ranks cannot divide: those with a scale in common, of
+    either level."""
+    form = CODE_FORMATS[stored]
+    return form.columns if form.outer is None else BY_STORED[stored].block_size
+
+
 def float_codes(
     data: memoryview, stored: str, shape: tuple[int, ...], factor: float = 1.0
 ) -> FloatCodes:

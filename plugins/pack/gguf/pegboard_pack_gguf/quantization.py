@@ -17,11 +17,12 @@ from pegboard.interfaces.quantization import Cut, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
-from pegboard_pack_gguf.decode import decode, is_decodable
+from pegboard_pack_gguf.decode import blocks_width, decode, is_decodable
 from pegboard_pack_gguf.dequantize import dequantize_into
-from pegboard_pack_gguf.float_codes import float_codes, is_codes
+from pegboard_pack_gguf.float_codes import codes_width, float_codes, is_codes
 from pegboard_pack_gguf.ggml_types import BY_STORED, PLAIN
 from pegboard_pack_gguf.options import GGUFOptions
+from pegboard_weights.cuts import Grid
 from pegboard_weights.stored_weight import (
     AnyLayer,
     Form,
@@ -108,6 +109,13 @@ class GGUFReader(PlainReader):
         rows = torch.empty(tuple(piece.shape), dtype=torch.float32)
         dequantize_into(piece.data, piece.stored, rows)
         return rows if factor == 1.0 else rows.mul_(factor)
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        stored = pieces[part.name].stored
+        form = self.form(part, columns, pieces)
+        if form == "float_weight":
+            return Grid()
+        return Grid(columns=codes_width(stored) if form == "code_weight" else blocks_width(stored))
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         factor = ["factor"] if _scale_of(part) in pieces else []

@@ -31,6 +31,7 @@ from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightP
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes, ScaleCodes
 from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.cuts import Grid
 from pegboard_weights.grouped import block_form, grouped_rows, scales_of_rows
 from pegboard_weights.small_floats import packed_if_possible
 from pegboard_weights.stored_weight import (
@@ -46,6 +47,8 @@ from pegboard_weights.stored_weight import (
     tensor_of,
 )
 
+STATE = "quant_state.bitsandbytes__"
+"""How the name of the tensor goes on, after the weight's, whose JSON says how that is stored."""
 READING = "bitsandbytes 2"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other
 values."""
@@ -157,7 +160,7 @@ class FourBitReader(PlainReader):
         missing = [WantedWeight(name) for name in needed if name not in available]
         return [
             WantedWeight(part.name, shape),
-            *(WantedWeight(name, available[name].shape) for name in names),
+            *(WantedWeight(name, available[name].shape, is_first=STATE in name) for name in names),
             *missing,
         ]
 
@@ -165,7 +168,7 @@ class FourBitReader(PlainReader):
         if f"{part.name}.absmax" not in pieces:
             return None
         name = next(
-            (name for name in pieces if name.startswith(f"{part.name}.quant_state.bitsandbytes__")),
+            (name for name in pieces if name.startswith(f"{part.name}.{STATE}")),
             None,
         )
         if name is None:
@@ -201,13 +204,20 @@ class FourBitReader(PlainReader):
         if isinstance(absmax, Tensor):
             return _rows(codes, values, absmax, state.block)
         per_row = columns // state.block
-        share = math.gcd(per_row, state.nested_block)
+        share = _share(columns, state)
         # a second level for every scale would be larger than the scales
-        if columns % state.block or share == 1:
+        if share == 1:
             return _rows(codes, values, absmax.float().flatten(), state.block)
         outer = absmax.outer.view(rows, per_row)[:, ::share]
         scales = ScaleCodes(absmax.codes.view(rows, per_row), absmax.values, outer, absmax.offset)
         return packed_if_possible(FloatCodes(codes, values, scales, (1, state.block)))
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        state = self._state(part, pieces)
+        if state is None:
+            return Grid()
+        is_nested = pieces[f"{part.name}.absmax"].stored == "uint8"
+        return Grid(columns=math.gcd(columns, state.block) * _share(columns, state, is_nested))
 
     def _absmax(
         self, part: Part, pieces: Pieces, state: _State, num_elements: int
@@ -276,6 +286,12 @@ class _State:
         return float(value)
 
 
+def _share(columns: int, state: _State, is_nested: bool = True) -> int:
+    """Return how many scales of a row share one of the second level."""
+    is_whole = is_nested and not columns % state.block
+    return math.gcd(columns // state.block, state.nested_block) if is_whole else 1
+
+
 def _sized(data: Tensor, size: int, name: str) -> Tensor:
     if data.numel() != size:
         raise ModelError(f"tensor {name} has {data.numel()} values; this weight needs {size}")
@@ -317,6 +333,9 @@ class OnlineReader(PlainReader):
             absmax[start // ONLINE_BLOCK : start // ONLINE_BLOCK + len(blocks)] = most
             codes[start : start + values.numel()] = nearest.to(torch.uint8)
         return _rows(codes.view(plain.shape), NF4, absmax, ONLINE_BLOCK)
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return Grid(columns=math.gcd(columns, ONLINE_BLOCK))
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, "online", pieces[part.name].stored]

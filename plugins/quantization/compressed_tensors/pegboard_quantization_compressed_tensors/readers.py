@@ -31,7 +31,14 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Cut, Part
 from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
-from pegboard_weights.grouped import block_form, column_groups, grouped_rows, signed_rows
+from pegboard_weights.cuts import Grid
+from pegboard_weights.grouped import (
+    block_form,
+    column_groups,
+    group_grid,
+    grouped_rows,
+    signed_rows,
+)
 from pegboard_weights.marlin_24 import Marlin24Reader
 from pegboard_weights.packed_integers import unpack
 from pegboard_weights.small_floats import FloatReader
@@ -110,6 +117,9 @@ class IntReader(SchemeReader):
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         return block_form(columns, self.scheme.group(columns))
 
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return group_grid(columns, self.scheme.group(columns))
+
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         module = module_of(part)
         zero = None if self.scheme.is_symmetric else f"{module}.weight_zero_point"
@@ -137,11 +147,11 @@ class PackedReader(SchemeReader):
             wanted.append(
                 WantedWeight(f"{module}.weight_zero_point", (-(-rows * bits // 32), groups))
             )
-        optional = {f"{module}.weight_g_idx": (columns,), f"{module}.weight_shape": (2,)}
-        return [
-            *wanted,
-            *(WantedWeight(name, shape) for name, shape in optional.items() if name in available),
+        optional = [
+            WantedWeight(f"{module}.weight_g_idx", (columns,), is_first=True),
+            WantedWeight(f"{module}.weight_shape", (2,)),
         ]
+        return [*wanted, *(weight for weight in optional if weight.name in available)]
 
     def boxes(self, weight: WantedWeight, cut: Cut) -> tuple[Box, ...]:
         is_codes = weight.name.endswith(".weight_packed")
@@ -154,6 +164,9 @@ class PackedReader(SchemeReader):
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         return block_form(columns, self.scheme.group(columns), self._groups(part, columns, pieces))
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return group_grid(columns, self.scheme.group(columns), self._groups(part, columns, pieces))
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         module = module_of(part)

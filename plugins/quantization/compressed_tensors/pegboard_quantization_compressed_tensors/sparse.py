@@ -20,6 +20,7 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
+from pegboard_weights.cuts import Grid
 from pegboard_weights.stored_weight import Form, Pieces, Reader, module_of, tensor_of
 
 FORMATS = ("sparse-24-bitmask", "sparse-bitmask")
@@ -81,6 +82,9 @@ class SparseReader:
             dense.view(values.dtype),
         )
         return self.dense.read(part, columns, {**pieces, part.name: piece})
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return self.dense.grid(part, columns, pieces)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [f"{module_of(part)}.bitmask" in pieces, *self.dense.key(part, pieces)]

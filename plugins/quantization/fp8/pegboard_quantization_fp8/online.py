@@ -11,6 +11,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.ops.float_codes import FloatCodes, float8_values, minifloat_values
 from pegboard_weights.config import QuantConfig
+from pegboard_weights.cuts import Grid
 from pegboard_weights.stored_weight import (
     AnyLayer,
     Form,
@@ -64,6 +65,9 @@ class RowReader(PlainReader):
             codes[cut] = self._codes(groups / scale[cut].unsqueeze(2)).view(-1, columns)
         weight = FloatCodes(codes, self.values, scale, (1, group))
         return weight if self.form(part, columns, pieces) == "code_weight" else weight.dense()
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return Grid(columns=self._group(columns))
 
     def _codes(self, values: Tensor) -> Tensor:
         if self.bits == 8:

@@ -27,7 +27,8 @@ from pegboard.interfaces.quantization import Cut, EmbeddingLayer, Part, Quantiza
 from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig
-from pegboard_weights.grouped import block_form, column_groups, grouped_rows
+from pegboard_weights.cuts import Grid
+from pegboard_weights.grouped import block_form, column_groups, group_grid, grouped_rows
 from pegboard_weights.marlin_24 import Marlin24Reader
 from pegboard_weights.packed_integers import unpack
 from pegboard_weights.stored_weight import (
@@ -139,7 +140,9 @@ class GPTQReader:
             WantedWeight(f"{module}.scales", (groups, rows)),
         ]
         order = f"{module}.g_idx"
-        return [*wanted, WantedWeight(order, (columns,))] if order in available else wanted
+        if order not in available:
+            return wanted
+        return [*wanted, WantedWeight(order, (columns,), is_first=True)]
 
     def boxes(self, weight: WantedWeight, cut: Cut) -> tuple[Box, ...]:
         is_codes = weight.name.endswith(".qweight")
@@ -147,6 +150,9 @@ class GPTQReader:
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         return block_form(columns, self._group(columns), self._groups(part, columns, pieces))
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return group_grid(columns, self._group(columns), self._groups(part, columns, pieces))
 
     def _groups(self, part: Part, columns: int, pieces: Pieces) -> Tensor | None:
         return column_groups(pieces, f"{module_of(part)}.g_idx", columns, self._group(columns))

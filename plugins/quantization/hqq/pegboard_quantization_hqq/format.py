@@ -23,7 +23,8 @@ from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationS
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig, matches
-from pegboard_weights.grouped import block_form, grouped_rows, scales_of_rows
+from pegboard_weights.cuts import Grid
+from pegboard_weights.grouped import block_form, group_grid, grouped_rows, scales_of_rows
 from pegboard_weights.stored_weight import (
     AnyLayer,
     Form,
@@ -175,6 +176,9 @@ class HQQReader:
         if bool((zero == zero.round()).all()) and float(zero.abs().max()) <= 127:
             return grouped_rows(codes, bits, scale, zero.int(), size)
         return grouped_rows(codes, bits, scale, 0, size, minimum=-scale * zero)
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return group_grid(columns, math.gcd(columns, self.scheme.group_size or columns))
 
     def _codes(self, part: Part, pieces: Pieces, height: int, width: int) -> Tensor:
         """Return the codes of the reshaped matrix, uint8 [height, width]."""

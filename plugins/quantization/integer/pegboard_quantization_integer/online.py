@@ -14,6 +14,7 @@ from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationS
 from pegboard.ops.blocks import Blocks
 from pegboard_quantization_integer.options import RtnOptions
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
+from pegboard_weights.cuts import Grid
 from pegboard_weights.stored_weight import (
     AnyLayer,
     Form,
@@ -112,6 +113,9 @@ class RoundingReader(PlainReader):
                 "cannot be quantized"
             )
         return blocks
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return Grid(columns=self.group_size)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [ROUNDING, self.bits, self.group_size, pieces[part.name].stored]

@@ -34,6 +34,7 @@ from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
 from pegboard_weights.composed import Transform
 from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.cuts import Grid
 from pegboard_weights.grouped import block_form, check_whole_groups, grouped_rows
 from pegboard_weights.small_floats import FloatReader
 from pegboard_weights.stored_weight import (
@@ -145,6 +146,10 @@ class PreScaled(TransformedReader):
         name = f"{module_of(part)}.{self.ending}"
         return super().transform(part, columns, pieces) if name in pieces else None
 
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        is_scaled = f"{module_of(part)}.{self.ending}" in pieces
+        return (super() if is_scaled else self.weight).grid(part, columns, pieces)
+
 
 class Int4Reader(PlainReader):
     """Modules without weight_scale are plain."""
@@ -180,6 +185,9 @@ class Int4Reader(PlainReader):
         pairs = tensor_of(pieces, part.name, torch.uint8)
         codes = torch.stack((pairs & 15, pairs >> 4), 1).view(-1, columns) ^ 8
         return grouped_rows(codes, 4, scales_of(pieces, scale), 8, self._group(columns))
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return Grid(columns=self._group(columns))
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, self.group_size]

@@ -20,6 +20,7 @@ from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationS
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.cuts import Grid
 from pegboard_weights.grouped import block_form, check_whole_groups, signed_rows
 from pegboard_weights.small_floats import FloatReader
 from pegboard_weights.stored_weight import (
@@ -148,6 +149,9 @@ class Int8Reader:
         module = module_of(part)
         zero = None if self.scheme.is_symmetric else f"{module}.weight_zero_point"
         return signed_rows(pieces, part.name, f"{module}.weight_scale", zero, 8, columns)
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        return Grid()
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, self.scheme.is_per_tensor, self.scheme.is_symmetric]

@@ -26,9 +26,11 @@ from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
 from pegboard_weights.composed import ColumnScales, Transform
 from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.cuts import Grid
 from pegboard_weights.grouped import block_form, grouped_rows
 from pegboard_weights.small_floats import FLOAT8, float8_rows, nibbles
 from pegboard_weights.stored_weight import (
+    TRANSFORMED,
     AnyLayer,
     Form,
     FormatMethod,
@@ -153,6 +155,18 @@ class TorchAOReader(PlainReader):
             )
         zeros = stored.reshape(rows // block[0], -1).int().repeat_interleave(block[0], 0) + zero
         return grouped_rows(codes, self.bits, scale, zeros, block[1])
+
+    def grid(self, part: Part, columns: int, pieces: Pieces) -> Grid:
+        if self._name(part, "act_pre_scale") in pieces:
+            return TRANSFORMED
+        if self._is_plain(part, pieces):
+            return Grid()
+        shape = (part.rows[1] - part.rows[0], columns)
+        qdata = pieces[self._name(part, "qdata")]
+        if tuple(qdata.shape) != shape:
+            return Grid(columns=self._group_of_int4(part, columns, pieces))
+        height, width = self._block(part, pieces, shape)
+        return Grid(height if "float8" in qdata.stored else 1, width)
 
     def _unsigned(self, name: str, codes: Tensor) -> Tensor:
         """Return codes of 4 bits if all of them fit, else of 8. A reload uses as many bits as the
