@@ -174,7 +174,9 @@ def test_external_balancing(start_server: StartServer) -> None:
         (("-dp", "2", "-dpe"), "data_parallel_rank"),
         (("-dp", "2", "-dph"), "data_parallel_size_local"),
         (("-dp", "2", "-dpr", "2", "-dpl", "1"), "there is no engine 2"),
-        (("-dp", "2", "-dpb", "ray"), "own host"),
+        (("-dp", "2", "-dpb", "ray", "-dpn", "1"), "a server with all engines"),
+        (("-dp", "2", "--data-parallel-launcher", "uni"), "does not start engines"),
+        (("-dp", "2", "--data-parallel-launcher", "slurm"), "slurm"),
     ],
 )
 def test_what_needs_several_hosts_is_refused(flags: tuple[str, ...], words: str) -> None:

@@ -56,10 +56,13 @@ def vllm_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and value}
 
 
+CLUSTER_KEY = "PEGBOARD_CLUSTER_KEY"
+
+
 def cluster_key() -> str | None:
     """PEGBOARD_CLUSTER_KEY: a secret that hosts share which run one engine or the engines of one
     server. Default: none."""
-    return os.environ.get("PEGBOARD_CLUSTER_KEY") or None
+    return os.environ.get(CLUSTER_KEY) or None
 
 
 def launcher_variables() -> dict[str, str]:

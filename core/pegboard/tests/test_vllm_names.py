@@ -93,6 +93,7 @@ def test_short_forms():
     assert parse("-sc.method", "x", "-sc.num_speculative_tokens=2").engine.spec_tokens == 2
     assert parse("-O0", "model").engine.model == "model"
     assert parse("-dp", "1").engine == parse("-dpb", "mp").engine == parse().engine
+    assert parse("-dpb", "ray").engine.data_parallel_launcher == "ray"
     hybrid = parse("-dp", "4", "-dpl", "2", "-dpr", "2", "-dph").engine
     assert list(engine_numbers(hybrid)) == [2, 3]
     assert list(engine_numbers(parse("-dp", "4", "-dpn", "3", "-dpe").engine)) == [3]
@@ -102,7 +103,7 @@ def test_short_forms():
         (["-cc.mode", "0", "-cc.cudagraph_mode=FULL"], "expected 0, none"),
         (["-O0", "--no-enforce-eager"], "was also given"),
         (["-cc", "0", "-cc.mode", "0"], "was also given"),
-        (["-dpb", "ray"], "own host"),
+        (["-dpb", "slurm"], "expected mp, ray, got 'slurm'"),
         (["--kv-offloading-backend", "lmcache"], "expected native, got 'lmcache'"),
         (
             ["--kv-transfer-config", '{"kv_connector": "MultiConnector"}'],

@@ -24,7 +24,7 @@ from pegboard.engine.actions import (
     UpdateWeights,
 )
 from pegboard.engine.boundary.client import EngineProcess
-from pegboard.engine.boundary.engines import Engines
+from pegboard.engine.boundary.engines import Engines, OtherHosts
 from pegboard.engine.boundary.messages import (
     Add,
     Control,
@@ -57,10 +57,15 @@ LOOK_S = 0.02
 
 
 class ElasticEngines(Engines):
-    """make: starts the process of an engine."""
+    """make: starts the process of an engine. If there are other hosts, new engines start there."""
 
-    def __init__(self, numbers: range, make: Callable[..., EngineProcess] = EngineProcess) -> None:
-        super().__init__(numbers, make)
+    def __init__(
+        self,
+        numbers: range,
+        make: Callable[..., EngineProcess] = EngineProcess,
+        hosts: OtherHosts | None = None,
+    ) -> None:
+        super().__init__(numbers, make, hosts)
         self._make = make
         self._scaling: asyncio.Task[None] | None = None
         self._is_restarting = False
@@ -237,12 +242,13 @@ class ElasticEngines(Engines):
         loop = asyncio.get_running_loop()
         try:
             for index in indices:
-                new.append(self._make(role=f"engine {self._numbers.start + index}"))
+                new.append(self._engine(self._numbers.start + index))
                 self._coming[index] = loop.create_future()
             for index, part in zip(indices, new, strict=True):
                 part.attach(partial(self._receive, index), partial(self._died, index))
             plan = self._plan.of_engines(indices.stop)
-            self._start(plan, dict(zip(indices, new, strict=True)), indices.stop)
+            num_local = indices.stop if self._hosts is None else self._num_local
+            self._start(plan, dict(zip(indices, new, strict=True)), num_local)
             await asyncio.gather(*self._coming.values())
             if self._weights is not None:
                 await self._ask(new, self._weights)
@@ -255,6 +261,13 @@ class ElasticEngines(Engines):
         finally:
             self._coming.clear()
         return new
+
+    def _engine(self, number: int) -> EngineProcess:
+        """Start an engine on another host, unless it is one of those that run here."""
+        if self._hosts is None or number < self._num_local:
+            return self._make(role=f"engine {number}")
+        engine: EngineProcess = self._hosts.add(number)
+        return engine
 
     async def _ask(self, parts: Sequence[EngineProcess], action: Action[Any]) -> list[Any]:
         """Return what each engine answers."""

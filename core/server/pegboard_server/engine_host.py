@@ -106,7 +106,7 @@ class EngineHost:
                 len(self._numbers),
                 config.data_parallel_size,
             )
-            hosts.secure(self._socket, listens=False)
+            hosts.secure(self._socket, hosts.required_key(), listens=False)
             # started first: their imports take seconds
             for number in self._numbers:
                 self._engines[number] = RelayedEngine(number, self._relay(number))

@@ -17,8 +17,9 @@ import contextlib
 import os
 import pickle
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -32,14 +33,13 @@ from pegboard.engine.boundary.client import STOP_PATIENCE_S, EngineEnd, new_fold
 from pegboard.engine.boundary.messages import (
     Dead,
     Failure,
-    FromEngine,
     Start,
     ToEngine,
     decode_from_engine,
     encode,
 )
 from pegboard.env import cluster_key
-from pegboard.errors import ConfigError, EngineDeadError
+from pegboard.errors import ConfigError
 from pegboard.log import get_logger
 from pegboard.plugins.hosts import check_same_plugins, plugin_versions
 from pegboard.plugins.registry import Registry
@@ -86,16 +86,23 @@ class Offer(msgspec.Struct):
         return range(self.first, self.first + self.count)
 
 
-def secure(socket: zmq.Socket[bytes], *, listens: bool) -> None:
-    """Let a socket connect only to those that know the cluster's key, and notice if they vanish.
-    Raises ConfigError if there is no key."""
+def required_key() -> str:
+    """Return the secret of the cluster. Raises ConfigError if there is none."""
     key = cluster_key()
-    if key is None or not zmq.has("curve"):
+    if key is None:
         raise ConfigError(
             "engines on several hosts need a secret: set the environment variable "
             "PEGBOARD_CLUSTER_KEY to the same random text on every host"
-            if key is None
-            else "engines on several hosts need a ZeroMQ that can encrypt: install a pyzmq wheel"
+        )
+    return key
+
+
+def secure(socket: zmq.Socket[bytes], key: str, *, listens: bool) -> None:
+    """Let a socket connect only to those that know the secret, and notice if they vanish. Raises
+    ConfigError if ZeroMQ cannot do so."""
+    if not zmq.has("curve"):
+        raise ConfigError(
+            "engines on several hosts need a ZeroMQ that can encrypt: install a wheel of pyzmq"
         )
     secret = z85.encode(blake2b(key.encode(), digest_size=32, person=b"pegboard").digest())
     public = zmq.curve_public(secret)
@@ -119,6 +126,7 @@ class RemoteEngine(EngineEnd):
         self.folder = hosts.folder / str(number)
         self.folder.mkdir()
         self._hosts = hosts
+        self._has_ended = threading.Event()
         self.kill = partial(hosts.send, KILL, number)
 
     def start(self, plan: "EnginePlan", *, wants_samples: bool = False) -> None:
@@ -126,47 +134,46 @@ class RemoteEngine(EngineEnd):
         self._hosts.expect(plan)
         self.send(Start(pickle.dumps(plan), wants_samples))
 
-    def attach(
-        self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
-    ) -> None:
-        super().attach(on_message, on_death)
-        self._hosts.attach()
-
-    def detach(self) -> None:
-        super().detach()
-        self._hosts.detach()
-
     def send(self, message: ToEngine) -> None:
         self._hosts.send(MESSAGE, self.number, encode(message))
 
+    def died(self, reason: str) -> None:
+        super().died(reason)
+        self._has_ended.set()
+
     def stop(self) -> None:
-        """`EngineHosts.stop` ends all of them."""
+        """Let its host end, which runs no other engine. Blocks until it has; any thread but that of
+        the event loop may call it. Does nothing after `EngineHosts.stop`, which ends all hosts."""
+        if self._hosts.release(self.number):
+            self._has_ended.wait(sum(STOP_PATIENCE_S))
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class EngineHosts:
     """Listens for the hosts of the engines that do not run here. Used on one event loop from
-    `attach` to `detach`. Raises ConfigError if it cannot listen. meeting: the address where engines
-    that share out experts meet."""
+    `attach` to `detach`. Raises ConfigError if it cannot listen. address: of this host. key: the
+    secret of the cluster. meeting: the address where engines that share out experts meet."""
 
-    def __init__(self, config: "EngineConfig") -> None:
-        address = config.data_parallel_address
+    total: int | None
+    """The number of engines that hosts must expect; None = any."""
+
+    def __init__(self, config: "EngineConfig", address: str, key: str) -> None:
         port = config.data_parallel_rpc_port
         numbers = engine_numbers(config)[len(engines_here(config)) :]
         self._where = f"{address}:{port}"
         self.meeting = f"tcp://{address}:{port + 1}"
-        self._total = config.data_parallel_size
+        self.total = config.data_parallel_size
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._offers: dict[bytes, Offer] = {}
         self._members: dict[bytes, Offer] = {}
         self._ended: set[bytes] = set()
-        self._waiting: dict[int, list[tuple[bytes, bytes]]] = {number: [] for number in numbers}
+        self._waiting: dict[int, list[tuple[bytes, bytes]]] = {}
         self._check = b""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._probing: asyncio.TimerHandle | None = None
-        self._limit = time.monotonic() + PATIENCE_S
         try:
-            secure(self._socket, listens=True)
+            secure(self._socket, key, listens=True)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # notices that a host is gone
             self._socket.bind(f"tcp://{self._where}")
         except (ConfigError, zmq.ZMQError) as error:
@@ -180,8 +187,25 @@ class EngineHosts:
                 "a free port"
             ) from error
         self.folder, self._lock = new_folder()
-        self.engines: Mapping[int, Any] = {number: RemoteEngine(number, self) for number in numbers}
+        self.engines: dict[int, Any] = {}
         atexit.register(self.stop)
+        for number in numbers:
+            self.add(number)
+
+    def add(self, number: int) -> RemoteEngine:
+        """Wait for the host of one more engine."""
+        self._waiting[number] = []
+        self._limit = time.monotonic() + PATIENCE_S
+        self.engines[number] = engine = RemoteEngine(number, self)
+        return engine
+
+    def release(self, number: int) -> bool:
+        """Let the host of an engine end in order. Return whether it is going to. Any thread may
+        call it."""
+        if self._loop is None:
+            return False
+        self._loop.call_soon_threadsafe(self.send, STOP, number, IN_ORDER)
+        return True
 
     def expect(self, plan: "EnginePlan") -> None:
         """Expect the plugins of a plan on every host."""
@@ -226,7 +250,7 @@ class EngineHosts:
         for name in self._members:
             self._send(name, STOP, content=IN_ORDER if in_order else b"")
         limit = time.monotonic() + sum(STOP_PATIENCE_S)
-        while self._members.keys() - self._ended and time.monotonic() < limit:
+        while self._members and time.monotonic() < limit:
             if self._socket.poll(100):
                 self._receive()
             self._look()
@@ -251,12 +275,17 @@ class EngineHosts:
         self._probing = loop.call_later(PROBE_S, self._probe, loop)
         self._look()
         if self._waiting and time.monotonic() > self._limit:
-            failure = ConfigError(
-                f"no host has come for {named(self._waiting)} in {PATIENCE_S:g} s; "
-                "start pegboard serve --headless with the same data_parallel_address there"
+            self.give_up(
+                min(self._waiting),
+                f"no host has come for {named(self._waiting)} in {PATIENCE_S:g} s; start pegboard "
+                "serve --headless with the same data_parallel_address there",
             )
-            self._limit = float("inf")
-            self.engines[min(self._waiting)].take(Dead(Failure.of(failure), is_start=True))
+
+    def give_up(self, number: int, reason: str) -> None:
+        """Do not wait for the host of an engine any longer."""
+        if self._waiting.pop(number, None) is not None:
+            failure = Failure.of(ConfigError(reason))
+            self.engines[number].take(Dead(failure, is_start=True))
 
     def _look(self) -> None:
         """Notice hosts that are not connected any more."""
@@ -266,7 +295,7 @@ class EngineHosts:
     def _lost(self, name: bytes, how: str) -> None:
         self._offers.pop(name, None)
         self._ended.add(name)
-        if (offer := self._members.get(name)) is not None:
+        if (offer := self._members.pop(name, None)) is not None:
             for number in offer.numbers:
                 self.engines[number].died(f"its host {offer.name} {how}")
 
@@ -298,8 +327,8 @@ class EngineHosts:
     def _greet(self, name: bytes, offer: Offer) -> None:
         """Let a host check its plugins if its engines are wanted."""
         reason = ""
-        if offer.total != self._total:
-            reason = f"data_parallel_size is {offer.total} there, but {self._total} at the server"
+        if self.total not in (None, offer.total):
+            reason = f"data_parallel_size is {offer.total} there, but {self.total} at the server"
         elif unwanted := set(offer.numbers) - self._waiting.keys():
             reason = (
                 f"the server waits for {named(self._waiting)}, but this host has "

@@ -94,7 +94,7 @@ def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None)
     from pegboard_server.engines import start_engines
 
     # started first: its imports take seconds
-    engine = start_engines(settings.engine)
+    engine = start_engines(settings)
     try:
         from pegboard_server.listener import LoadingAnswer, bind_socket
         from pegboard_server.logs import apply_log_config

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.config.schema import EngineConfig
+from pegboard.config.schema import EngineConfig, Settings
 from pegboard.data.request import EngineRequest, RequestDelta
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.engine.actions import ScaleElasticEP
@@ -213,7 +213,7 @@ def test_sizes_and_times_are_positive(values):
 )
 def test_only_a_server_with_all_engines_can_scale(settings):
     with pytest.raises(ConfigError, match="enable_elastic_ep needs one server"):
-        start_engines(EngineConfig(enable_elastic_ep=True, **settings))
+        start_engines(Settings(EngineConfig(enable_elastic_ep=True, **settings)))
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40)), min_size=1, max_size=12))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from pegboard.config.schema import EngineConfig
+from pegboard.config.schema import EngineConfig, Settings
 from pegboard.engine.boundary.engines import Engines, start_processes
 from pegboard.engine.boundary.messages import (
     Dead,
@@ -41,7 +41,7 @@ class FakeHost:
     def __init__(self, port: int) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        hosts.secure(self._socket, listens=False)
+        hosts.secure(self._socket, hosts.required_key(), listens=False)
         self._socket.connect(f"tcp://127.0.0.1:{port}")
 
     def say(self, kind: bytes, number: int = 0, content: bytes = b"") -> None:
@@ -104,7 +104,9 @@ def engines(port: int) -> Iterator[Engines]:
         "data_parallel_address": "127.0.0.1",
         "data_parallel_rpc_port": port,
     }
-    engines = Engines(range(0), hosts=EngineHosts(EngineConfig(**settings)))
+    engines = Engines(
+        range(0), hosts=EngineHosts(EngineConfig(**settings), "127.0.0.1", "a secret")
+    )
     engines.start(echo_plan(**settings))
     yield engines
     folder = engines.folder
@@ -284,9 +286,9 @@ def test_what_the_server_needs(port, monkeypatch):
         data_parallel_rpc_port=port,
     )
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigError, match="a free port"):
-        start_engines(config)
+        start_engines(Settings(config))
     monkeypatch.delenv("PEGBOARD_CLUSTER_KEY")
     with pytest.raises(ConfigError, match="PEGBOARD_CLUSTER_KEY"):
-        start_engines(config)
+        start_engines(Settings(config))
     with pytest.raises(ConfigError, match="only pegboard serve"):
         start_processes(config)

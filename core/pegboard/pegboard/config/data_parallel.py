@@ -33,6 +33,11 @@ def engine_numbers(config: EngineConfig) -> range:
     local = config.data_parallel_size_local
     rank = config.data_parallel_rank
     is_hybrid = config.data_parallel_hybrid_lb or start > 0
+    if config.data_parallel_launcher is not None and (rank is not None or is_hybrid):
+        raise ConfigError(
+            "data_parallel_launcher is for a server with all engines; remove data_parallel_rank, "
+            "data_parallel_start_rank and data_parallel_hybrid_lb"
+        )
     if config.data_parallel_external_lb and rank is None:
         raise ConfigError(
             "data_parallel_external_lb needs data_parallel_rank, the number of this server's engine"
@@ -52,7 +57,8 @@ def engine_numbers(config: EngineConfig) -> range:
                 "data_parallel_size_local, the number of engines on this host"
             )
         return range(start, start + local)
-    if local not in (None, config.data_parallel_size) and config.data_parallel_address is None:
+    is_alone = config.data_parallel_address is None and config.data_parallel_launcher is None
+    if is_alone and local not in (None, config.data_parallel_size):
         raise ConfigError(
             f"data_parallel_size_local is {local} of {config.data_parallel_size} engines: give the "
             "address of this host with data_parallel_address, and start pegboard serve --headless "
@@ -65,9 +71,10 @@ def engine_numbers(config: EngineConfig) -> range:
 def engines_here(config: EngineConfig) -> range:
     """Return the numbers of this server's engines that run on its host."""
     numbers = engine_numbers(config)
-    if config.data_parallel_size_local is None or config.data_parallel_rank is not None:
-        return numbers
-    return numbers[: config.data_parallel_size_local]
+    local = config.data_parallel_size_local
+    if config.data_parallel_launcher is not None:
+        return numbers[: local or 0]
+    return numbers if local is None or config.data_parallel_rank is not None else numbers[:local]
 
 
 def headless_engines(config: EngineConfig) -> range:

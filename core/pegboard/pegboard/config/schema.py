@@ -290,15 +290,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     data_parallel_rank: Annotated[
         int | None, doc("Number of the only engine of this server (external balancing)", least=0)
     ] = None
+    data_parallel_launcher: Annotated[
+        str | None,
+        doc(
+            "Executor plugin that starts engines on other hosts; default: somebody starts them, "
+            "with --headless"
+        ),
+    ] = None
     enable_elastic_ep: Annotated[
         bool, doc("Let scale_elastic_ep change the number of engines while they serve")
     ] = False
     data_parallel_address: Annotated[
         str | None, doc("Address of the server's host, which the hosts of other engines connect to")
     ] = None
-    data_parallel_rpc_port: Annotated[
-        int, doc("Port for that", needs="data_parallel_address", least=1)
-    ] = 29550
+    data_parallel_rpc_port: Annotated[int, doc("Port for that", least=1)] = 29550
     data_parallel_hybrid_lb: Annotated[
         bool, doc("Run and balance only the engines of this host; a router balances the hosts")
     ] = False

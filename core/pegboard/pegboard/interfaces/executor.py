@@ -3,7 +3,7 @@ Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,11 +39,13 @@ ENGINE_CALLS = frozenset(
 class ExecutorSpec(Spec):
     """supports: `ranks` (True, or AtMost a number of ranks), `hosts`. host: "module:function" that
     gets a HostSetup, runs the ranks of a host without an engine, and returns the exit code of the
-    process; an executor that supports `hosts` has it. flags: "engine_per_rank" = every rank is in a
-    process that somebody else started, with an engine of its own, and the engines must decide
-    alike."""
+    process; an executor that supports `hosts` has it. launcher: "module:class" of a `Launcher`,
+    which gets the plugin's options and a LaunchSetup, and starts engines elsewhere. flags:
+    "engine_per_rank" = every rank is in a process that somebody else started, with an engine of its
+    own, and the engines must decide alike."""
 
     host: str | None = None
+    launcher: str | None = None
 
     FLAGS = frozenset({"engine_per_rank"})
 
@@ -144,6 +146,35 @@ class HostSetup:
     hosts: Hosts
     ranks: int
     start_process: Callable[..., ChildProcess]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSetup:
+    """Engines that run elsewhere. num_ranks: of an engine. num_threads: of a rank; None = not
+    known. platform: the name of that on which they compute. variables: more variables of the
+    environment. on_end: gets the number of an engine whose command could not be run, or has ended,
+    and why; from any thread."""
+
+    num_ranks: int
+    num_threads: int | None
+    platform: str
+    variables: Mapping[str, str]
+    on_end: Callable[[int, str], None]
+
+
+class Launcher(Protocol):
+    """Starts engines on a cluster."""
+
+    def connect(self) -> str:
+        """Connect to the cluster. Return the address under which its hosts reach this process.
+        Raises ConfigError."""
+
+    def launch(self, engine: int, words: Sequence[str]) -> None:
+        """Run `pegboard WORDS`, which runs one engine, wherever there is room. Does not block. It
+        ends when this process does."""
+
+    def stop(self) -> None:
+        """Free everything. All commands have ended, or are killed. A second call does nothing."""
 
 
 @dataclass(frozen=True, slots=True)

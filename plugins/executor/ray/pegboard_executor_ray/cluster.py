@@ -89,7 +89,7 @@ class Cluster:
         bundles = [dict(needs) for _ in range(ranks)]
         self._group = placement_group(bundles, strategy=self._options.placement)
         if not self._group.wait(self._options.placement_timeout_s):
-            raise ConfigError(no_room(ranks, needs, self._options))
+            raise ConfigError(no_room(f"{ranks} ranks", needs, self._options))
         nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
         here = this_node()
         seats = [Seat(int(bundle), node) for bundle, node in nodes.items()]
@@ -129,11 +129,11 @@ def signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def no_room(ranks: int, needs: Mapping[str, float], options: RayOptions) -> str:
-    """Return the message for a cluster without room."""
+def no_room(what: str, needs: Mapping[str, float], options: RayOptions) -> str:
+    """Return the message for a cluster without room. what: needs so much each."""
     nodes = [amounts(node["Resources"]) for node in ray.nodes() if node["Alive"]]
     return (
-        f"Ray has no room for {ranks} ranks with {amounts(needs)} each (placement "
+        f"Ray has no room for {what} with {amounts(needs)} each (placement "
         f"{options.placement}) after {options.placement_timeout_s:g} s: its nodes have "
         f"{'; '.join(nodes)}, of which {amounts(ray.available_resources())} are free. Add nodes, "
         "stop what runs there, or use fewer ranks or threads"

@@ -8,7 +8,6 @@ arrive in one queue, which the engine's thread reads.
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import queue
 import sys
@@ -28,7 +27,7 @@ from pegboard.errors import EngineDeadError, PegboardError
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerDeath, WorkerReady
 from pegboard_executor_ray import node
 from pegboard_executor_ray.cluster import Cluster, Seat
-from pegboard_executor_ray.node import on_node
+from pegboard_executor_ray.node import on_node, variables
 from pegboard_executor_ray.options import RayOptions
 from pegboard_executor_ray.rank import GROUPS, Rank
 from pegboard_executor_ray.watch import Watch, Watched, reason_of
@@ -283,15 +282,6 @@ def needs_of(setup: ExecutorSetup) -> dict[str, float]:
     """Return what a rank needs of its node."""
     num_gpus = 1.0 if setup.platform in GPU_PLATFORMS else 0.0
     return {"CPU": float(setup.num_threads or 1), "GPU": num_gpus}
-
-
-def variables() -> dict[str, str]:
-    """Return the variables of the environment that ranks read, so that all nodes have the same."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith("PEGBOARD") or name == "OMP_NUM_THREADS"
-    }
 
 
 def shared(message: bytes) -> Any:

@@ -12,6 +12,15 @@ from pathlib import Path
 
 PREFIX = "pegboard-ray-"
 LOCK = "lock"
+LONGEST = 20
+"""Bytes of the path that the folder may be in: the paths of Ray's sockets in it have 86 more, and
+the system takes 107."""
+
+
+def place() -> Path:
+    """Return where temporary files are, or /tmp if that path is too long for Ray."""
+    path = tempfile.gettempdir()
+    return Path(path if len(os.fsencode(path)) <= LONGEST else "/tmp")
 
 
 class RayFolder:
@@ -19,7 +28,7 @@ class RayFolder:
 
     def __init__(self) -> None:
         remove_ownerless()
-        self.path = tempfile.mkdtemp(prefix=PREFIX)
+        self.path = tempfile.mkdtemp(prefix=PREFIX, dir=place())
         new = Path(self.path) / "new"
         self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -32,7 +41,7 @@ class RayFolder:
 
 def remove_ownerless() -> None:
     """Remove the folders of this user whose owners have ended."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in place().glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:  # it is another user's, or is just being made

@@ -39,6 +39,15 @@ def on_node(node: str, function: Callable[..., Any], *arguments: Any) -> Any:
     return ray.get(task.remote(*arguments), timeout=TASK_S)
 
 
+def variables() -> dict[str, str]:
+    """Return the variables of the environment that ranks read, so that all nodes have the same."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("PEGBOARD") or name == "OMP_NUM_THREADS"
+    }
+
+
 def make_folder() -> str:
     return tempfile.mkdtemp(prefix="pegboard-ranks-")
 

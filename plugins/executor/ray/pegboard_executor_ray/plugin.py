@@ -8,6 +8,7 @@ RAY = ExecutorSpec(
     api="1.0",
     implementation="pegboard_executor_ray.executor:RayExecutor",
     options="pegboard_executor_ray.options:RayOptions",
+    launcher="pegboard_executor_ray.engines:RayLauncher",
     probe="pegboard_executor_ray.probe:probe",
     supports={"ranks": True},
 )

@@ -63,8 +63,18 @@ class OtherHosts(Protocol):
     """The hosts of engines that do not run here. engines: by number; each has the methods of an
     `EngineProcess`. meeting: the address where engines meet that share out experts."""
 
-    engines: Mapping[int, Any]
     meeting: str
+
+    @property
+    def engines(self) -> Mapping[int, Any]: ...
+
+    def add(self, number: int) -> Any:
+        """Start one more engine somewhere, and return it."""
+
+    def attach(self) -> None:
+        """Take messages on the running event loop."""
+
+    def detach(self) -> None: ...
 
     def stop(self, *, in_order: bool) -> None:
         """Let all hosts end, and wait for them. in_order: no engine has died."""
@@ -135,6 +145,8 @@ class Engines:
         self._on_death = on_death
         for index, part in enumerate(self.parts):
             part.attach(partial(self._receive, index), partial(self._died, index))
+        if self._hosts is not None:
+            self._hosts.attach()
 
     @property
     def stalled(self) -> str:
@@ -170,6 +182,8 @@ class Engines:
         """As `EngineProcess.detach`."""
         for part in self.parts:
             part.detach()
+        if self._hosts is not None:
+            self._hosts.detach()
 
     def _abort(self, message: Abort) -> None:
         ids: dict[int, list[str]] = {}
