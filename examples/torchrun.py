@@ -20,7 +20,8 @@ def main() -> None:
     greedy = SamplingParams(temperature=0, max_tokens=16)
     drawn = SamplingParams(temperature=1, max_tokens=16)  # without a seed: ranks draw alike
     for output in llm.generate(PROMPTS, [greedy, greedy, drawn]):
-        print(f"rank {os.environ['RANK']}: {output.prompt!r} -> {output.outputs[0].text!r}")
+        line = f"rank {os.environ['RANK']}: {output.prompt!r} -> {output.outputs[0].text!r}\n"
+        print(line, end="")  # written at once, so that ranks do not break each other's lines
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def test_a_host_with_another_key(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--headless"], "headless runs the ranks of another host"),
+        (["--headless"], "headless runs engines or ranks of another host"),
         (["--headless", "--nnodes", "2", "-tp", "2"], "headless runs the ranks of another host"),
         (["--nnodes", "2", "--node-rank", "2", "-tp", "2"], "node_rank is 2, expected 0 to 1"),
         (["--nnodes", "2", "--node-rank", "1", "-tp", "2"], "the engine is on the host with node_"),

@@ -28,11 +28,15 @@ StartServer = Callable[..., Server]
 
 
 @contextmanager
-def running_stream(server: Server, body: dict[str, Any] = LONG) -> Iterator[Iterator[str]]:
-    """Yields the lines of a stream that has begun."""
+def running_stream(
+    server: Server, body: dict[str, Any] = LONG, rank: int | None = None
+) -> Iterator[Iterator[str]]:
+    """Yields the lines of a stream that has begun. rank: the engine that computes it."""
+    url = f"{server.url}/v1/completions"
+    headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
     with (
         httpx.Client(timeout=120) as http,
-        http.stream("POST", f"{server.url}/v1/completions", json=body) as response,
+        http.stream("POST", url, json=body, headers=headers) as response,
     ):
         assert response.status_code == 200
         lines = response.iter_lines()

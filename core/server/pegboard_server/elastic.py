@@ -80,6 +80,11 @@ class ElasticEngines(Engines):
         self._plan = plan
         super().start(plan, wants_samples=wants_samples)
 
+    def attach(
+        self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
+    ) -> None:
+        super().attach(partial(self._pass_on, on_message), on_death)
+
     def send(self, message: ToEngine) -> None:
         if isinstance(message, Add) and (refusal := self._refusal(message.engine)) is not None:
             self._on_message(Rejected(message.request.request_id, Failure.of(refusal)))
@@ -131,10 +136,15 @@ class ElasticEngines(Engines):
         elif index in self._coming and isinstance(message, Dead):
             self._coming[index].set_exception(self._named(index, message.failure).error())
         else:
-            if isinstance(message, ControlReply):
-                update = self._updates.pop(message.call_id, self._weights)
-                self._weights = self._weights if message.failure is not None else update
             super()._receive(index, message)
+
+    def _pass_on(self, on_message: Callable[[FromEngine], None], message: FromEngine) -> None:
+        """Pass on a message, and remember weights that all engines have taken."""
+        if isinstance(message, ControlReply):
+            update = self._updates.pop(message.call_id, None)
+            if update is not None and message.failure is None:
+                self._weights = update
+        on_message(message)
 
     def _died(self, index: int, error: EngineDeadError) -> None:
         coming = self._coming.get(index)

@@ -193,7 +193,7 @@ class EngineHost:
         )
 
     def _receive(self) -> None:
-        while not self._over.done():
+        while not self._over.done() and not self._socket.closed:
             try:
                 kind, number, content = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

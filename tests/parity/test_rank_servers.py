@@ -1,0 +1,225 @@
+"""Servers whose models are divided among processes give the answers of one rank: greedy tokens and
+logprobs, with prompts that share a beginning, chunked prompts, and preemption.
+
+    python -m pytest tests/parity/test_rank_servers.py
+
+The results are in docs/scaling.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from stored_layouts import quantize
+from tiny_models import Reference, make_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+
+from server_process import HTTP, MODEL, Server
+
+pytestmark = [pytest.mark.real_model, pytest.mark.slow]
+
+LONG = {"max_position_embeddings": 1024}
+GROUPED = {"hidden_size": 64, "intermediate_size": 128}
+LATENT = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+HYBRID = {
+    "rms_norm_eps": 0.1,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "mixture": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "latent attention": ("deepseek_v2", LATENT),
+    "hybrid": ("qwen3_next", HYBRID),
+    "GPTQ": ("llama", GROUPED),
+    "GGUF": ("", {}),
+    "llama, int8 KV cache": ("llama", {}),
+    "llama, LoRA": ("llama", {}),
+}
+MORE: dict[str, tuple[str, ...]] = {"llama, int8 KV cache": ("--kv-cache-dtype", "int8")}
+ROUGH = {"GPTQ": 0.05, "GGUF": 0.3}
+"""Activations in 8 bits are rounded: the largest difference of a logprob. Sampled tokens may then
+differ."""
+EXACT = 1e-4
+EXPERTS = ("mixture", "latent attention", "hybrid")
+SPLITS: dict[str, tuple[str, ...]] = {
+    "TP 2": ("-tp", "2"),
+    "TP 4": ("-tp", "4"),
+    "PP 2": ("-pp", "2"),
+    "TP 2 × PP 2": ("-tp", "2", "-pp", "2"),
+    "DP 2": ("-dp", "2"),
+    "EP 2": ("-tp", "2", "-ep"),
+    "EP 2, EPLB": ("-tp", "2", "-ep", "--enable-eplb", "--eplb-config.step_interval", "5"),
+    "DP 2 × EP 2": ("-dp", "2", "-ep"),
+    "DCP 2": ("-tp", "4", "-dcp", "2"),
+    "PCP 2": ("-pcp", "2"),
+}
+IMPOSSIBLE = {
+    ("hybrid", "PCP 2"): "states",
+    ("llama, LoRA", "PCP 2"): "adapters",
+    ("GGUF", "TP 4"): "3 KV heads among 4 ranks are not equal shares",
+    ("GGUF", "DCP 2"): "ranks must have equally many query heads",
+}
+"""What is refused, and why."""
+
+
+def cases() -> list[tuple[str, str]]:
+    return [
+        (model, split)
+        for model in MODELS
+        for split in SPLITS
+        if (model in EXPERTS or "EP" not in split) and (model, split) not in IMPOSSIBLE
+    ]
+
+
+def prompts() -> list[list[int]]:
+    """Half of them have the same beginning."""
+    chance = torch.Generator().manual_seed(3)
+    lengths = (1, 9, 40, 150, 30, 70, 110, 21)
+    parts = [torch.randint(3, 131, (n,), generator=chance).tolist() for n in lengths]
+    return [parts[3] + part if index % 2 else part for index, part in enumerate(parts)]
+
+
+def answers(server: Server, name: str) -> list[dict[str, Any]]:
+    """What the server answers to all prompts at the same time."""
+
+    def answer(prompt: list[int]) -> dict[str, Any]:
+        body = {
+            "model": name,
+            "prompt": prompt,
+            "max_tokens": 24,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 0,
+            "prompt_logprobs": 0,
+            "return_token_ids": True,
+        }
+        got = HTTP.post(f"{server.url}/v1/completions", json=body)
+        assert got.status_code == 200, got.text
+        return dict(got.json()["choices"][0])
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(answer, prompts()))
+
+
+def logprobs(choice: dict[str, Any]) -> torch.Tensor:
+    """Those of the prompt, and of the sampled tokens."""
+    prompt = [next(iter(each.values()))["logprob"] for each in choice["prompt_logprobs"][1:]]
+    return torch.tensor([*prompt, *choice["logprobs"]["token_logprobs"]])
+
+
+@pytest.fixture(scope="module")
+def model(
+    tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path
+) -> Callable[[str], tuple[Path, tuple[str, ...]]]:
+    """model(name) returns the checkpoint, and more flags."""
+
+    @functools.cache
+    def write(name: str) -> tuple[Path, tuple[str, ...]]:
+        folder = tmp_path_factory.mktemp("model")
+        kind, values = MODELS[name]
+        if not kind:
+            return smollm2_gguf, ()
+        reference = Reference(folder, make_model(kind, **{**LONG, **values}))
+        reference.model.save_pretrained(folder)
+        flags = ("--dtype", "float32", "--skip-tokenizer-init", *MORE.get(name, ()))
+        if name == "GPTQ":
+            quantize(reference, "gptq")
+        if "LoRA" in name:
+            adapter = write_adapter(tmp_path_factory.mktemp("adapter"), reference.model)
+            flags = (*flags, "--max-loras", "1", "--lora-modules", f"adapter={adapter}")
+        return folder, flags
+
+    return write
+
+
+def write_adapter(folder: Path, model: Any) -> Path:
+    chance = torch.Generator().manual_seed(5)
+    tensors = {}
+    for name, weight in model.state_dict().items():
+        if name.endswith("_proj.weight"):
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            rows, columns = weight.shape
+            tensors[f"{module}.lora_A.weight"] = torch.randn(3, columns, generator=chance) * 0.3
+            tensors[f"{module}.lora_B.weight"] = torch.randn(rows, 3, generator=chance) * 0.3
+    save_file(tensors, folder / "adapter_model.safetensors")
+    modules = sorted({name.split(".")[-3] for name in tensors})
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": modules}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(
+    model: Callable[[str], tuple[Path, tuple[str, ...]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., list[dict[str, Any]]]:
+    """run(name, *flags) returns the answers of a server, which ends and leaves nothing."""
+
+    @functools.cache
+    def answers_of(name: str, *split: str) -> list[dict[str, Any]]:
+        checkpoint, flags = model(name)
+        small = ("--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "64")
+        folder = tmp_path_factory.mktemp("server")
+        with Server(checkpoint, folder, *flags, *small, *split, "--num-threads", "1") as server:
+            server.wait_until_ready()
+            served = "adapter" if "LoRA" in name else MODEL
+            got = answers(server, served)
+            metrics = HTTP.get(f"{server.url}/metrics").text
+            if not split:
+                assert total(metrics, "num_preemptions_total") > 0
+                assert total(metrics, "prefix_cache_hits_total") > 0
+            assert server.stop() == 0
+        server.check_nothing_left()
+        return got
+
+    return answers_of
+
+
+def total(metrics: str, name: str) -> float:
+    lines = [line for line in metrics.splitlines() if line.startswith(f"vllm:{name}{{")]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+@pytest.mark.parametrize(("name", "split"), cases())
+def test_ranks_answer_as_one(
+    run: Callable[..., list[dict[str, Any]]], name: str, split: str
+) -> None:
+    tolerance = ROUGH.get(name, EXACT)
+    for one, many in zip(run(name), run(name, *SPLITS[split]), strict=True):
+        ids = [choice["token_ids"] for choice in (one, many)]
+        if name not in ROUGH:
+            assert ids[0] == ids[1]
+        equal = [*map(int.__eq__, *ids), False]
+        count = len(one["prompt_token_ids"]) - 1 + equal.index(False)
+        difference = (logprobs(one)[:count] - logprobs(many)[:count]).abs()
+        assert not count or difference.max() < tolerance
