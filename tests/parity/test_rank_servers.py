@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from stored_layouts import quantize
-from tiny_models import Reference, make_model
+from tiny_models import VOCAB_SIZE, Reference, make_model
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
@@ -29,7 +32,7 @@ from server_process import HTTP, MODEL, Server
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 LONG = {"max_position_embeddings": 1024}
-GROUPED = {"hidden_size": 64, "intermediate_size": 128}
+GROUPED = {"hidden_size": 128, "intermediate_size": 128}
 LATENT = {
     "kv_lora_rank": 16,
     "qk_nope_head_dim": 12,
@@ -66,10 +69,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, LoRA": ("llama", {}),
 }
 MORE: dict[str, tuple[str, ...]] = {"llama, int8 KV cache": ("--kv-cache-dtype", "int8")}
-ROUGH = {"GPTQ": 0.05, "GGUF": 0.3}
-"""Activations in 8 bits are rounded: the largest difference of a logprob. Sampled tokens may then
-differ."""
+ROUGH = {"GPTQ": 0.02, "GGUF": 0.15}
+"""Activations in 8 bits are rounded: the largest mean difference of a request's logprobs. Sampled
+tokens may then differ."""
 EXACT = 1e-4
+STORED = {"llama, int8 KV cache": 1e-2}
+"""Keys and values that are rounded to 8 bits: a rounding error may decide which value is stored."""
 EXPERTS = ("mixture", "latent attention", "hybrid")
 SPLITS: dict[str, tuple[str, ...]] = {
     "TP 2": ("-tp", "2"),
@@ -105,35 +110,38 @@ def prompts() -> list[list[int]]:
     """Half of them have the same beginning."""
     chance = torch.Generator().manual_seed(3)
     lengths = (1, 9, 40, 150, 30, 70, 110, 21)
-    parts = [torch.randint(3, 131, (n,), generator=chance).tolist() for n in lengths]
+    parts = [torch.randint(3, VOCAB_SIZE, (n,), generator=chance).tolist() for n in lengths]
     return [parts[3] + part if index % 2 else part for index, part in enumerate(parts)]
 
 
 def answers(server: Server, name: str) -> list[dict[str, Any]]:
-    """What the server answers to all prompts at the same time."""
+    """What the server answers to all prompts at the same time, at first with the logprobs of
+    prompts, which are computed anew for every request."""
 
-    def answer(prompt: list[int]) -> dict[str, Any]:
+    def answer(prompt: list[int], **more: Any) -> dict[str, Any]:
         body = {
             "model": name,
             "prompt": prompt,
-            "max_tokens": 24,
+            "max_tokens": 60,
             "temperature": 0,
             "ignore_eos": True,
             "logprobs": 0,
-            "prompt_logprobs": 0,
             "return_token_ids": True,
+            **more,
         }
         got = HTTP.post(f"{server.url}/v1/completions", json=body)
         assert got.status_code == 200, got.text
         return dict(got.json()["choices"][0])
 
     with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(answer, prompts()))
+        first = list(pool.map(partial(answer, prompt_logprobs=0), prompts()))
+        return [*first, *pool.map(answer, prompts())]
 
 
 def logprobs(choice: dict[str, Any]) -> torch.Tensor:
     """Those of the prompt, and of the sampled tokens."""
-    prompt = [next(iter(each.values()))["logprob"] for each in choice["prompt_logprobs"][1:]]
+    positions = (choice["prompt_logprobs"] or [])[1:]
+    prompt = [next(iter(each.values()))["logprob"] for each in positions]
     return torch.tensor([*prompt, *choice["logprobs"]["token_logprobs"]])
 
 
@@ -151,7 +159,10 @@ def model(
             return smollm2_gguf, ()
         reference = Reference(folder, make_model(kind, **{**LONG, **values}))
         reference.model.save_pretrained(folder)
-        flags = ("--dtype", "float32", "--skip-tokenizer-init", *MORE.get(name, ()))
+        words = {f"word{number}": number for number in range(VOCAB_SIZE)}
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="word2"))
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+        flags = ("--dtype", "float32", *MORE.get(name, ()))
         if name == "GPTQ":
             quantize(reference, "gptq")
         if "LoRA" in name:
@@ -188,7 +199,8 @@ def run(
     @functools.cache
     def answers_of(name: str, *split: str) -> list[dict[str, Any]]:
         checkpoint, flags = model(name)
-        small = ("--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "64")
+        small = ("--num-gpu-blocks-override", "32", "--max-num-batched-tokens", "64")
+        small = (*small, "--max-model-len", "400")
         folder = tmp_path_factory.mktemp("server")
         with Server(checkpoint, folder, *flags, *small, *split, "--num-threads", "1") as server:
             server.wait_until_ready()
@@ -197,7 +209,8 @@ def run(
             metrics = HTTP.get(f"{server.url}/metrics").text
             if not split:
                 assert total(metrics, "num_preemptions_total") > 0
-                assert total(metrics, "prefix_cache_hits_total") > 0
+                # states are kept at other places than where these prompts part
+                assert name == "hybrid" or total(metrics, "prefix_cache_hits_total") > 0
             assert server.stop() == 0
         server.check_nothing_left()
         return got
@@ -214,12 +227,14 @@ def total(metrics: str, name: str) -> float:
 def test_ranks_answer_as_one(
     run: Callable[..., list[dict[str, Any]]], name: str, split: str
 ) -> None:
-    tolerance = ROUGH.get(name, EXACT)
     for one, many in zip(run(name), run(name, *SPLITS[split]), strict=True):
         ids = [choice["token_ids"] for choice in (one, many)]
         if name not in ROUGH:
             assert ids[0] == ids[1]
         equal = [*map(int.__eq__, *ids), False]
-        count = len(one["prompt_token_ids"]) - 1 + equal.index(False)
+        count = len(logprobs(one)) - len(ids[0]) + equal.index(False)
         difference = (logprobs(one)[:count] - logprobs(many)[:count]).abs()
-        assert not count or difference.max() < tolerance
+        if name in ROUGH:
+            assert not count or difference.mean() < ROUGH[name]
+        else:
+            assert difference.max() < STORED.get(name, EXACT)
