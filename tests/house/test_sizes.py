@@ -23,12 +23,12 @@ from members import (
 )
 
 CEILINGS = {
-    ".": 300,
+    ".": 305,
     "cli": 345,
     "config": 675,
     "data": 615,
     "engine": 1950,
-    "engine/boundary": 685,
+    "engine/boundary": 695,
     "engine/grammar": 470,
     "engine/kv": 730,
     "engine/metrics": 275,

@@ -177,7 +177,7 @@ def test_ranks_divide_both_matrices(
     ranks: int,
     stages: int,
 ) -> None:
-    """`fully_sharded_loras`: the ranks of the adapters are no multiples of the number of ranks."""
+    """`fully_sharded_loras`: the number of ranks does not divide those of the adapters."""
     divide(monkeypatch, ranks, stages)
     reference = write(model_type, **config)
     caches = model_type != "qwen3_next"  # the prompts are too short for its states

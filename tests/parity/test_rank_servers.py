@@ -21,6 +21,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from stored_layouts import quantize
+from test_latent_parity import EXPERTS, LATENT
+from test_state_parity import QWEN
 from tiny_models import VOCAB_SIZE, Reference, make_model
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -33,36 +35,11 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 LONG = {"max_position_embeddings": 1024}
 GROUPED = {"hidden_size": 128, "intermediate_size": 128}
-LATENT = {
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 20,
-    "num_key_value_heads": 4,
-    "q_lora_rank": None,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-}
-HYBRID = {
-    "rms_norm_eps": 0.1,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24,
-}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "mixture": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "latent attention": ("deepseek_v2", LATENT),
-    "hybrid": ("qwen3_next", HYBRID),
+    "latent attention": ("deepseek_v2", {**LATENT, **EXPERTS, "q_lora_rank": None}),
+    "hybrid": ("qwen3_next", QWEN),
     "GPTQ": ("llama", GROUPED),
     "GGUF": ("", {}),
     "llama, int8 KV cache": ("llama", {}),
@@ -75,7 +52,7 @@ tokens may then differ."""
 EXACT = 1e-4
 STORED = {"llama, int8 KV cache": 1e-2}
 """Keys and values that are rounded to 8 bits: a rounding error may decide which value is stored."""
-EXPERTS = ("mixture", "latent attention", "hybrid")
+WITH_EXPERTS = ("mixture", "latent attention", "hybrid")
 SPLITS: dict[str, tuple[str, ...]] = {
     "TP 2": ("-tp", "2"),
     "TP 4": ("-tp", "4"),
@@ -102,7 +79,7 @@ def cases() -> list[tuple[str, str]]:
         (model, split)
         for model in MODELS
         for split in SPLITS
-        if (model in EXPERTS or "EP" not in split) and (model, split) not in IMPOSSIBLE
+        if (model in WITH_EXPERTS or "EP" not in split) and (model, split) not in IMPOSSIBLE
     ]
 
 

@@ -28,9 +28,12 @@ def start(
     monkeypatch.setenv("PEGBOARD_CLUSTER_KEY", "a secret")
     started: list[Server] = []
 
-    def start(*flags: str, model: Path = smollm2_gguf) -> tuple[Server, Server]:
+    def start(*flags: str, model: Path = smollm2_gguf, first: int = 1) -> tuple[Server, Server]:
         sizes = ("-dp", "2", "-dpl", "1", "-dpa", "127.0.0.1", "-dpp", str(free_port()))
-        for name, more in (("server", ()), ("host", ("--headless", "-dpr", "1"))):
+        for name, more in (
+            ("server", ()),
+            ("host", ("--headless", "-dpr", str(first), "-dpl", "1")),
+        ):
             folder = tmp_path / name
             folder.mkdir()
             flags_here = (*sizes, "--num-threads", "1", *flags, *more)
@@ -82,20 +85,30 @@ def test_a_stall_on_another_host_is_seen(start: Start) -> None:
     check_end(two, host, 1)
 
 
-@pytest.mark.parametrize("victim", ["engine", "host"])
-def test_clients_hear_of_a_death_on_another_host(start: Start, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [("engine", signal.SIGKILL), ("host", signal.SIGKILL), ("host", signal.SIGSTOP)],
+)
+def test_clients_hear_of_a_death_on_another_host(
+    start: Start, victim: str, number: signal.Signals
+) -> None:
+    """A host that is stopped does not answer, as one that has vanished."""
     two, host = start()
     dies = host.engine_pids()[0] if victim == "engine" else host.process.pid
-    with running_stream(two) as lines, running_stream(two) as others:
-        os.kill(dies, signal.SIGKILL)
+    endless = {**LONG_TEXT, "max_tokens": 900}
+    with running_stream(two, endless, 1) as lines, running_stream(two, endless, 1) as others:
+        os.kill(dies, number)
         for events in (events_of(lines), events_of(others)):
             message = json.loads(events[-2])["error"]["message"]
             assert "engine 1: " in message
             assert ("SIGKILL" in message) is (victim == "engine")
-    if victim == "engine":
+    assert two.wait() == 1
+    if number == signal.SIGSTOP:
+        os.kill(dies, signal.SIGCONT)
+    if victim == "engine" or number == signal.SIGSTOP:
         check_end(two, host, 1)
         return
-    assert two.wait() == 1 and host.wait() == -signal.SIGKILL
+    assert host.wait() == -signal.SIGKILL
     two.check_nothing_left()
     host.check_nothing_left()
 
@@ -131,6 +144,14 @@ def test_experts_of_engines_on_two_hosts(
     with running_stream(two, LONG), running_stream(two, LONG):
         os.kill(host.engine_pids()[0], signal.SIGKILL)
         check_end(two, host, 1)
+
+
+def test_a_server_without_an_engine_of_its_own(server: Server, start: Start) -> None:
+    alone, host = start("-dp", "1", "-dpl", "0", first=0)
+    assert not alone.engine_pids() and len(host.engine_pids()) == 1
+    assert answers(alone) == answers(server)
+    alone.process.terminate()
+    check_end(alone, host, 0)
 
 
 def test_what_a_host_must_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,14 @@ def test_ray_starts_engines(server: Server, start_server: StartServer) -> None:
     wait_until(lambda: not hosts(port), "no host is left")
 
 
+def test_ray_has_no_room(smollm2_gguf: Path, tmp_path: Path) -> None:
+    flags = ("-dp", "2", "--num-threads", "400", "--executor.ray.placement_timeout_s", "0.5")
+    crowded = Server(smollm2_gguf, tmp_path, *flags, *ray_flags(free_port()))
+    assert crowded.wait() == 2
+    assert "Ray has no room for an engine with 400 CPU" in crowded.log.read_text()
+    crowded.check_nothing_left()
+
+
 def test_ray_starts_engines_with_shared_out_experts(start_mixture: StartServer) -> None:
     port = free_port()
     elastic = start_mixture(*START, "--enable-expert-parallel", *ray_flags(port))

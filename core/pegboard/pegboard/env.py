@@ -65,6 +65,17 @@ def cluster_key() -> str | None:
     return os.environ.get(CLUSTER_KEY) or None
 
 
+def required_cluster_key(what: str) -> str:
+    """Return the secret that hosts share. what: needs it. Raises ConfigError if there is none."""
+    key = cluster_key()
+    if key is None:
+        raise ConfigError(
+            f"{what} on several hosts need a secret: set the environment variable {CLUSTER_KEY} to "
+            "the same random text on every host"
+        )
+    return key
+
+
 def launcher_variables() -> dict[str, str]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: the place of this
     process among those that a launcher such as torchrun has started. TORCHELASTIC_…: what torchrun

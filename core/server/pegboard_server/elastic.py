@@ -38,7 +38,7 @@ from pegboard.engine.boundary.messages import (
     Stop,
     ToEngine,
 )
-from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, TookTooLong
+from pegboard.errors import EngineDeadError, Overloaded, RequestError, TookTooLong
 from pegboard.log import get_logger
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class ElasticEngines(Engines):
 
     def _receive(self, index: int, message: FromEngine) -> None:
         if isinstance(message, ControlReply) and message.call_id < 0:
-            self._settle(message)
+            message.settle(self._replies.pop(message.call_id))
         elif index in self._coming and isinstance(message, Ready):
             self._ready[index] = message
             self._coming[index].set_result(None)
@@ -215,7 +215,7 @@ class ElasticEngines(Engines):
             self.parts.clear()
             try:
                 new = await self._started(range(size))
-            except PegboardError as error:
+            except Exception as error:
                 super()._died(0, EngineDeadError(f"it did not start again: {error}"))
                 raise
             self.parts.extend(new)
@@ -287,15 +287,6 @@ class ElasticEngines(Engines):
         for call_id, part in zip(replies, parts, strict=True):
             part.send(Control(call_id, action))  # type: ignore[arg-type]
         return await asyncio.gather(*replies.values())
-
-    def _settle(self, reply: ControlReply) -> None:
-        future = self._replies.pop(reply.call_id)
-        if future.done():
-            return
-        if reply.failure is None:
-            future.set_result(reply.result)
-        else:
-            future.set_exception(reply.failure.error())
 
 
 async def _end(parts: Sequence[EngineProcess]) -> None:

@@ -24,6 +24,7 @@ from pegboard.engine.boundary.messages import (
     decode_to_engine,
     encode,
 )
+from pegboard.env import required_cluster_key
 from pegboard.errors import ConfigError, PegboardError
 from pegboard.log import get_logger
 from pegboard_server import other_hosts as hosts
@@ -106,7 +107,7 @@ class EngineHost:
                 len(self._numbers),
                 config.data_parallel_size,
             )
-            hosts.secure(self._socket, hosts.required_key(), listens=False)
+            hosts.secure(self._socket, required_cluster_key("engines"), listens=False)
             # started first: their imports take seconds
             for number in self._numbers:
                 self._engines[number] = RelayedEngine(number, self._relay(number))
@@ -227,7 +228,6 @@ class EngineHost:
         self._is_member = True
         self._giving_up.cancel()
         self._send(hosts.AGREED)
-        self._watching.append(self._loop.create_task(self._send_hearts()))
         log.info("%s on this host, for the server", hosts.named(self._numbers))
 
     def _start(self, engine: RelayedEngine, content: bytes) -> None:
@@ -241,9 +241,9 @@ class EngineHost:
             data_parallel_size_local=len(self._numbers),
         )
         engine.run(replace(plan, settings=settings), wants_samples=start.wants_samples)
-        if len(self._watching) == 1:
+        if not self._watching:
             watching = watch_engines(self, settings.section(ServerConfig))
-            self._watching.append(self._loop.create_task(watching))
+            self._watching += map(self._loop.create_task, (watching, self._send_hearts()))
 
     async def _send_hearts(self) -> None:
         """Let the server see which engine hangs."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.config.data_parallel import engine_numbers, engines_here
 from pegboard.engine.boundary.engines import Engines, start_processes
+from pegboard.env import required_cluster_key
 from pegboard.errors import ConfigError
 from pegboard_server.watchdog import WatchedEngine
 
@@ -32,9 +33,10 @@ def start_engines(settings: "Settings") -> "EngineProcess | Engines":
 
         hosts = LaunchedHosts(settings)
     elif len(local) < len(engine_numbers(config)):
-        from pegboard_server.other_hosts import EngineHosts, required_key
+        from pegboard_server.other_hosts import EngineHosts
 
-        hosts = EngineHosts(config, config.data_parallel_address or "", required_key())
+        key = required_cluster_key("engines")
+        hosts = EngineHosts(config, config.data_parallel_address or "", key)
     if config.enable_elastic_ep:
         from pegboard_server.elastic import ElasticEngines
 

@@ -4,8 +4,8 @@ a host of its own, as if somebody had started `pegboard serve --headless` for it
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pegboard.env import CLUSTER_KEY, cluster_key
@@ -27,9 +27,8 @@ class LaunchedHosts(EngineHosts):
         config = settings.engine
         key = cluster_key() or secrets.token_hex(32)
         self._port = config.data_parallel_rpc_port
-        self._early: list[tuple[int, str]] = []
-        self._leaving: Counter[int] = Counter()
-        self._launcher = make_launcher(settings, key, self._on_end)
+        self._early: list[tuple[RemoteEngine, str]] = []
+        self._launcher = make_launcher(settings, key)
         try:
             address = self._launcher.connect()
             self._address = config.data_parallel_address or address
@@ -50,34 +49,32 @@ class LaunchedHosts(EngineHosts):
             "rpc-port": self._port,
         }
         words = [f"--data-parallel-{name}={value}" for name, value in flags.items()]
-        self._launcher.launch(number, ["serve", "--headless", *words])
+        self._launcher.launch(["serve", "--headless", *words], partial(self._on_end, engine))
         return engine
 
     def attach(self) -> None:
         super().attach()
-        for number, reason in self._early:
-            self.give_up(number, reason)
+        for engine, reason in self._early:
+            self._has_ended(engine, reason)
         self._early.clear()
-
-    def release(self, number: int) -> bool:
-        self._leaving[number] += 1
-        return super().release(number)
 
     def stop(self, *, in_order: bool = False) -> None:
         super().stop(in_order=in_order)
         self._launcher.stop()
 
-    def _on_end(self, number: int, reason: str) -> None:
+    def _on_end(self, engine: RemoteEngine, reason: str) -> None:
         loop = self._loop
-        if self._leaving[number]:  # a new engine may have the number by now
-            self._leaving[number] -= 1
-        elif loop is None:
-            self._early.append((number, reason))
+        if loop is None:
+            self._early.append((engine, reason))
         else:
-            loop.call_soon_threadsafe(self.give_up, number, reason)
+            loop.call_soon_threadsafe(self._has_ended, engine, reason)
+
+    def _has_ended(self, engine: RemoteEngine, reason: str) -> None:
+        if self.engines[engine.number] is engine:  # no newer one has its number
+            self.give_up(engine.number, reason)
 
 
-def make_launcher(settings: "Settings", key: str, on_end: Callable[[int, str], None]) -> Launcher:
+def make_launcher(settings: "Settings", key: str) -> Launcher:
     """Return the launcher of the plugin that the settings name."""
     config: EngineConfig = settings.engine
     registry = Registry.discover(settings.plugins)
@@ -93,5 +90,5 @@ def make_launcher(settings: "Settings", key: str, on_end: Callable[[int, str], N
     make: Callable[..., Launcher] = import_part(entry, spec.launcher, "launcher")
     platform = registry.choose("platform", Need(), explicit=config.device).require().name
     variables = {CLUSTER_KEY: key}
-    setup = LaunchSetup(config.num_ranks, config.num_threads, platform, variables, on_end)
+    setup = LaunchSetup(config.num_ranks, config.num_threads, platform, variables)
     return make(registry.options(entry), setup)

@@ -38,7 +38,6 @@ from pegboard.engine.boundary.messages import (
     decode_from_engine,
     encode,
 )
-from pegboard.env import cluster_key
 from pegboard.errors import ConfigError
 from pegboard.log import get_logger
 from pegboard.plugins.hosts import check_same_plugins, plugin_versions
@@ -84,17 +83,6 @@ class Offer(msgspec.Struct):
     @property
     def numbers(self) -> range:
         return range(self.first, self.first + self.count)
-
-
-def required_key() -> str:
-    """Return the secret of the cluster. Raises ConfigError if there is none."""
-    key = cluster_key()
-    if key is None:
-        raise ConfigError(
-            "engines on several hosts need a secret: set the environment variable "
-            "PEGBOARD_CLUSTER_KEY to the same random text on every host"
-        )
-    return key
 
 
 def secure(socket: zmq.Socket[bytes], key: str, *, listens: bool) -> None:
@@ -209,8 +197,9 @@ class EngineHosts:
 
     def expect(self, plan: "EnginePlan") -> None:
         """Expect the plugins of a plan on every host."""
-        versions = plugin_versions(Registry.from_lock(plan.lock))
-        self._check = pickle.dumps(partial(check_same_plugins, versions))
+        if not self._check:  # all engines have the same
+            versions = plugin_versions(Registry.from_lock(plan.lock))
+            self._check = pickle.dumps(partial(check_same_plugins, versions))
 
     def attach(self) -> None:
         """Take messages on the running event loop. A second call does nothing."""

@@ -23,6 +23,7 @@ from pegboard.engine.boundary.messages import (
     decode_to_engine,
     encode,
 )
+from pegboard.env import required_cluster_key
 from pegboard.errors import ConfigError, EngineDeadError, PluginBroken
 from pegboard_server import other_hosts as hosts
 from pegboard_server.engines import start_engines
@@ -41,7 +42,7 @@ class FakeHost:
     def __init__(self, port: int) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        hosts.secure(self._socket, hosts.required_key(), listens=False)
+        hosts.secure(self._socket, required_cluster_key("engines"), listens=False)
         self._socket.connect(f"tcp://127.0.0.1:{port}")
 
     def say(self, kind: bytes, number: int = 0, content: bytes = b"") -> None:

@@ -103,12 +103,8 @@ class EngineConnection:
 
     def _answer(self, reply: ControlReply) -> None:
         future = self._asked.pop(reply.call_id, None)
-        if future is None or future.done():
-            return
-        if reply.failure is None:
-            future.set_result(reply.result)
-        else:
-            future.set_exception(reply.failure.error())
+        if future is not None:
+            reply.settle(future)
 
     def _die(self, error: EngineDeadError) -> None:
         self.dead = error

@@ -152,14 +152,12 @@ class HostSetup:
 class LaunchSetup:
     """Engines that run elsewhere. num_ranks: of an engine. num_threads: of a rank; None = not
     known. platform: the name of that on which they compute. variables: more variables of the
-    environment. on_end: gets the number of an engine whose command could not be run, or has ended,
-    and why; from any thread."""
+    environment."""
 
     num_ranks: int
     num_threads: int | None
     platform: str
     variables: Mapping[str, str]
-    on_end: Callable[[int, str], None]
 
 
 class Launcher(Protocol):
@@ -169,9 +167,10 @@ class Launcher(Protocol):
         """Connect to the cluster. Return the address under which its hosts reach this process.
         Raises ConfigError."""
 
-    def launch(self, engine: int, words: Sequence[str]) -> None:
+    def launch(self, words: Sequence[str], on_end: Callable[[str], None]) -> None:
         """Run `pegboard WORDS`, which runs one engine, wherever there is room. Does not block. It
-        ends when this process does."""
+        ends when this process does. on_end: gets the reason when the command could not be run, or
+        has ended; from any thread."""
 
     def stop(self) -> None:
         """Free everything. All commands have ended, or are killed. A second call does nothing."""

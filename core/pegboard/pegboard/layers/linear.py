@@ -132,7 +132,7 @@ class Linear(WeightLayer):
         self.forward = self.group.summed(call) if self.is_summed else call
 
     def _also_divided(self, parts: Sequence[Part]) -> Divided | None:
-        """Return what the ranks divide of the adapters beside what their weights ask for."""
+        """Return what else the ranks divide of the adapters than their weights ask for."""
         lora = self.build.lora
         if lora is None or not lora.is_fully_sharded or self.group.collective is None:
             return None

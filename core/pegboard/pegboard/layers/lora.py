@@ -35,7 +35,7 @@ class AdapterSlots:
     `ops.lora_add`). Adapters are copied in place, so the addresses that recordings use stay valid.
     rows: returns the rows of the step's adapters; None = there are none. num_experts: the parts are
     those of each expert, one expert after the other, and each adapter has as many slots. divides:
-    what the group `build.tensor` divides beside the rows and columns of the parts. With "ranks",
+    what else than rows and columns of the parts the group `build.tensor` divides. With "ranks",
     members take the ranks of an adapter in turn, and parts of the same module have one A.
     """
 

@@ -11,8 +11,7 @@ import os
 import socket
 from typing import Any
 
-from pegboard.env import cluster_key
-from pegboard.errors import ConfigError
+from pegboard.env import required_cluster_key
 
 GREETING = b"pegboard ranks 1"
 NONCE = 32
@@ -37,13 +36,7 @@ class Stranger(Exception):
 
 def required_key() -> bytes:
     """Return the key of the cluster. Raises ConfigError if there is none."""
-    key = cluster_key()
-    if key is None:
-        raise ConfigError(
-            "ranks on several hosts need a secret: set the environment variable "
-            "PEGBOARD_CLUSTER_KEY to the same random text on every host"
-        )
-    return key.encode()
+    return required_cluster_key("ranks").encode()
 
 
 def admit(end: socket.socket, key: bytes) -> dict[str, Any]:

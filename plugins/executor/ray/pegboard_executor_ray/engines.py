@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
@@ -17,10 +17,8 @@ from ray.exceptions import RayError
 
 from pegboard.interfaces.executor import LaunchSetup
 from pegboard_executor_ray.cluster import Cluster, no_room
-from pegboard_executor_ray.node import this_node, variables
+from pegboard_executor_ray.node import needs_of, this_node, variables
 from pegboard_executor_ray.options import RayOptions
-
-GPU_PLATFORMS = ("cuda", "rocm")
 
 LEAVE_S = 2.0
 """Seconds in which the commands of engines that were told to end have ended."""
@@ -46,20 +44,16 @@ class RayLauncher:
         self._setup = setup
         self._cluster = Cluster(self._options)
         self._values = {**variables(), **setup.variables}
-        self._needs = {
-            "CPU": float((setup.num_threads or 1) * setup.num_ranks),
-            "GPU": float(setup.num_ranks if setup.platform in GPU_PLATFORMS else 0),
-        }
-        self._actors: dict[int, Any] = {}
-        self._runs: dict[int, Future[int]] = {}
-        self._timers: dict[int, threading.Timer] = {}
+        rank = needs_of(setup.num_threads, setup.platform)
+        self._needs = {name: amount * setup.num_ranks for name, amount in rank.items()}
+        self._running: dict[Future[int], tuple[Any, threading.Timer]] = {}
 
     def connect(self) -> str:
         self._cluster.connect(int(self._needs["CPU"]))
         here = this_node()
         return str(next(n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == here))
 
-    def launch(self, engine: int, words: Sequence[str]) -> None:
+    def launch(self, words: Sequence[str], on_end: Callable[[str], None]) -> None:
         remote: Any = ray.remote
         make = remote(
             num_cpus=self._needs["CPU"],
@@ -68,37 +62,36 @@ class RayLauncher:
             scheduling_strategy="SPREAD",
         )(Command)
         actor = make.remote()
-        timer = threading.Timer(
-            self._options.placement_timeout_s, partial(self._has_no_room, engine)
-        )
+        is_late = partial(self._has_no_room, on_end)
+        timer = threading.Timer(self._options.placement_timeout_s, is_late)
         timer.daemon = True
         timer.start()
-        self._actors[engine] = actor
-        self._timers[engine] = timer
         actor.begin.remote(self._values).future().add_done_callback(lambda _: timer.cancel())
         run: Future[int] = actor.run.remote(list(words)).future()
-        self._runs[engine] = run
-        run.add_done_callback(partial(self._has_ended, engine))
+        self._running[run] = actor, timer
+        run.add_done_callback(partial(self._has_ended, on_end))
 
     def stop(self) -> None:
-        for timer in self._timers.values():
+        running = self._running
+        self._running = {}
+        for _, timer in running.values():
             timer.cancel()
-        wait(self._runs.values(), LEAVE_S)
+        wait(running, LEAVE_S)
         if ray.is_initialized():
-            for actor in [*self._actors.values()]:
+            for actor, _ in running.values():
                 ray.kill(actor)
         self._cluster.close()
 
-    def _has_no_room(self, engine: int) -> None:
-        self._setup.on_end(engine, no_room("an engine", self._needs, self._options))
+    def _has_no_room(self, on_end: Callable[[str], None]) -> None:
+        on_end(no_room("an engine", self._needs, self._options))
 
-    def _has_ended(self, engine: int, run: Future[int]) -> None:
-        """Tell the server, and forget the actor, which ends it."""
-        self._actors.pop(engine, None)
-        self._timers[engine].cancel()
+    def _has_ended(self, on_end: Callable[[str], None], run: Future[int]) -> None:
+        """Tell the server, and forget the actor. Ray ends actors that nobody knows."""
+        if (running := self._running.pop(run, None)) is not None:
+            running[1].cancel()
         error = run.exception()
         if isinstance(error, RayError):
             reason = f"Ray could not run it: {error}"
         else:
             reason = f"its process on a node of Ray has ended with code {run.result()}"
-        self._setup.on_end(engine, f"{reason}; Ray's log has its output")
+        on_end(f"{reason}; Ray's log has its output")

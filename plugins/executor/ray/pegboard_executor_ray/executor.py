@@ -27,7 +27,7 @@ from pegboard.errors import EngineDeadError, PegboardError
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerDeath, WorkerReady
 from pegboard_executor_ray import node
 from pegboard_executor_ray.cluster import Cluster, Seat
-from pegboard_executor_ray.node import on_node, variables
+from pegboard_executor_ray.node import needs_of, on_node, variables
 from pegboard_executor_ray.options import RayOptions
 from pegboard_executor_ray.rank import GROUPS, Rank
 from pegboard_executor_ray.watch import Watch, Watched, reason_of
@@ -42,8 +42,6 @@ LEAVE_S = 1.0
 
 INLINE_BYTES = 64 << 10
 """A larger message is put into Ray's shared memory once, instead of into the call of each rank."""
-
-GPU_PLATFORMS = ("cuda", "rocm")
 
 
 class Arrival(NamedTuple):
@@ -76,7 +74,7 @@ class RayExecutor:
         setup = self._setup
         make_worker = dumped(setup.make_worker)  # before anything starts, because it may fail
         check = dumped(setup.check_plugins)
-        needs = needs_of(setup)
+        needs = needs_of(setup.num_threads, setup.platform)
         try:
             self._cluster.connect(int(needs["CPU"] * setup.ranks))
             self._seats = self._cluster.seats(setup.ranks, needs)
@@ -276,12 +274,6 @@ class RayExecutor:
         death = (self._watch.reason(DEATH_S) if self._watch is not None else None) or fallback
         assert death is not None, "the engine is only woken by a death"
         raise EngineDeadError(f"worker {death.rank} died: {death.reason}")
-
-
-def needs_of(setup: ExecutorSetup) -> dict[str, float]:
-    """Return what a rank needs of its node."""
-    num_gpus = 1.0 if setup.platform in GPU_PLATFORMS else 0.0
-    return {"CPU": float(setup.num_threads or 1), "GPU": num_gpus}
 
 
 def shared(message: bytes) -> Any:

@@ -16,6 +16,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+GPU_PLATFORMS = ("cuda", "rocm")
+
 PATIENCE_S = 2.0
 """Seconds in which processes that were told to end have ended."""
 
@@ -37,6 +39,12 @@ def on_node(node: str, function: Callable[..., Any], *arguments: Any) -> Any:
     remote: Any = ray.remote  # its types do not know this strategy
     task = remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(function)
     return ray.get(task.remote(*arguments), timeout=TASK_S)
+
+
+def needs_of(num_threads: int | None, platform: str) -> dict[str, float]:
+    """Return what a rank needs of its node."""
+    num_gpus = 1.0 if platform in GPU_PLATFORMS else 0.0
+    return {"CPU": float(num_threads or 1), "GPU": num_gpus}
 
 
 def variables() -> dict[str, str]:

@@ -16,16 +16,15 @@ from pegboard.interfaces.executor import LaunchSetup
 
 SOON_S = 60.0
 
-Ends = queue.SimpleQueue[tuple[int, str]]
+Ends = queue.SimpleQueue[tuple[str, str]]
 
 
-def launcher(ends: Ends, *, threads: int = 1, timeout_s: float = SOON_S) -> RayLauncher:
+def launcher(*, threads: int = 1, timeout_s: float = SOON_S) -> RayLauncher:
     setup = LaunchSetup(
         num_ranks=2,
         num_threads=threads,
         platform="cpu",
         variables={"PEGBOARD_LOG_LEVEL": "ERROR"},
-        on_end=lambda number, reason: ends.put((number, reason)),
     )
     launcher = RayLauncher(RayOptions(placement_timeout_s=timeout_s), setup)
     assert launcher.connect()
@@ -47,30 +46,28 @@ def wait_for_cpus(count: int) -> None:
 
 
 def test_a_command_that_ends_gives_its_cpus_back(ends: Ends) -> None:
-    running = launcher(ends)
-    running.launch(3, ["--version"])
-    running.launch(4, ["no-such-command"])
+    running = launcher()
+    for words in (["--version"], ["no-such-command"]):
+        running.launch(words, lambda reason, name=words[0]: ends.put((name, reason)))
     outcomes = dict(ends.get(timeout=SOON_S) for _ in range(2))
-    assert "its process on a node of Ray has ended with code 0" in outcomes[3]
-    assert "code 2" in outcomes[4]
+    assert "its process on a node of Ray has ended with code 0" in outcomes["--version"]
+    assert "code 2" in outcomes["no-such-command"]
     wait_for_cpus(8)
     running.stop()
     running.stop()
 
 
 def test_an_engine_without_room(ends: Ends) -> None:
-    crowded = launcher(ends, threads=40, timeout_s=0.2)
-    crowded.launch(1, ["--version"])
-    number, reason = ends.get(timeout=SOON_S)
-    assert number == 1
+    crowded = launcher(threads=40, timeout_s=0.2)
+    crowded.launch(["--version"], lambda reason: ends.put(("--version", reason)))
+    _, reason = ends.get(timeout=SOON_S)
     assert "Ray has no room for an engine with 80 CPU and 0 GPU each" in reason
     crowded.stop()
 
 
 def test_a_launcher_that_stops_leaves_no_actor(ends: Ends) -> None:
-    running = launcher(ends)
+    running = launcher()
     running.launch(
-        1,
         [
             "serve",
             "--headless",
@@ -80,6 +77,7 @@ def test_a_launcher_that_stops_leaves_no_actor(ends: Ends) -> None:
             "--data-parallel-address=127.0.0.1",
             "--data-parallel-rpc-port=9",
         ],
+        lambda reason: None,
     )
     wait_for_cpus(6)
     running.stop()

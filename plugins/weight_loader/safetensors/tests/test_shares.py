@@ -169,7 +169,7 @@ Damage = tuple[list[str], Any, str]
 DAMAGES: dict[str, Damage] = {
     "a file elsewhere": (["tensors", "model.a.weight", "file"], "../a.safetensors", "next to it"),
     "a file of another kind": (["tensors", "model.a.weight", "file"], "config.json", "next to it"),
-    "an end behind the tensor": (
+    "an end past the tensor": (
         ["tensors", "model.a.weight", "boxes"],
         [[[0, 7], [0, 8]]],
         "has parts",

@@ -11,7 +11,7 @@ the previous one (see `SampleRelay` in `engine/metrics/sinks.py`).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -20,6 +20,9 @@ from pegboard.data.request import EngineRequest, RequestDelta
 from pegboard.engine.actions import AnyAction
 from pegboard.errors import PegboardError
 from pegboard.interfaces.metrics import Metric, Sample
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 
 class Start(msgspec.Struct, tag="start"):
@@ -123,6 +126,15 @@ class ControlReply(msgspec.Struct, tag="reply"):
     call_id: int
     result: Any = None
     failure: Failure | None = None
+
+    def settle(self, future: "Future[Any]") -> None:
+        """Give the answer, or the error, to whoever still waits for it."""
+        if future.done():
+            return
+        if self.failure is None:
+            future.set_result(self.result)
+        else:
+            future.set_exception(self.failure.error())
 
 
 class Scaled(msgspec.Struct, tag="scaled"):
