@@ -60,10 +60,13 @@ def test_ray_starts_engines(server: Server, start_server: StartServer) -> None:
 
 
 def test_ray_has_no_room(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """A Ray of our own has the CPUs of one engine."""
+    port = free_port()
     flags = ("-dp", "2", "--num-threads", "400", "--executor.ray.placement_timeout_s", "0.5")
-    crowded = Server(smollm2_gguf, tmp_path, *flags, *ray_flags(free_port()))
+    crowded = Server(smollm2_gguf, tmp_path, *flags, *ray_flags(port))
     assert crowded.wait() == 2
     assert "Ray has no room for an engine with 400 CPU" in crowded.log.read_text()
+    assert not hosts(port), "the engine that had room has ended, although it was still starting"
     crowded.check_nothing_left()
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError
@@ -25,15 +25,31 @@ LEAVE_S = 2.0
 
 
 class Command:
-    """Runs `pegboard` on a node."""
+    """Runs `pegboard` on a node. `run` waits in one thread, and `end` comes in another."""
 
-    def begin(self, values: Mapping[str, str]) -> None:
-        """Set variables of the environment."""
-        os.environ.update(values)
+    _process: subprocess.Popen[bytes] | None = None
 
-    def run(self, words: Sequence[str]) -> int:
-        """Return the exit code."""
-        return subprocess.run([sys.executable, "-m", "pegboard", *words], check=False).returncode
+    def begin(self) -> None:
+        """Answer as soon as there is room for the actor."""
+
+    def run(self, words: Sequence[str], values: Mapping[str, str]) -> int:
+        """Return the exit code. values: variables of the environment."""
+        command = [sys.executable, "-m", "pegboard", *words]
+        self._process = subprocess.Popen(command, env={**os.environ, **values})
+        return self._process.wait()
+
+    def end(self) -> None:
+        """Tell the process to end. It would outlive an actor that is killed."""
+        if self._process is not None:
+            self._process.terminate()
+
+
+class Launched(NamedTuple):
+    """begun: is done when there is room for the actor. timer: says that there is none."""
+
+    actor: Any
+    begun: Future[None]
+    timer: threading.Timer
 
 
 class RayLauncher:
@@ -46,7 +62,7 @@ class RayLauncher:
         self._values = {**variables(), **setup.variables}
         rank = needs_of(setup.num_threads, setup.platform)
         self._needs = {name: amount * setup.num_ranks for name, amount in rank.items()}
-        self._running: dict[Future[int], tuple[Any, threading.Timer]] = {}
+        self._running: dict[Future[int], Launched] = {}
 
     def connect(self) -> str:
         self._cluster.connect(int(self._needs["CPU"]))
@@ -59,6 +75,7 @@ class RayLauncher:
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs["GPU"],
             max_restarts=0,
+            max_concurrency=2,
             scheduling_strategy="SPREAD",
         )(Command)
         actor = make.remote()
@@ -66,20 +83,25 @@ class RayLauncher:
         timer = threading.Timer(self._options.placement_timeout_s, is_late)
         timer.daemon = True
         timer.start()
-        actor.begin.remote(self._values).future().add_done_callback(lambda _: timer.cancel())
-        run: Future[int] = actor.run.remote(list(words)).future()
-        self._running[run] = actor, timer
+        begun: Future[None] = actor.begin.remote().future()
+        begun.add_done_callback(lambda _: timer.cancel())
+        run: Future[int] = actor.run.remote(list(words), self._values).future()
+        self._running[run] = Launched(actor, begun, timer)
         run.add_done_callback(partial(self._has_ended, on_end))
 
     def stop(self) -> None:
         running = self._running
         self._running = {}
-        for _, timer in running.values():
-            timer.cancel()
-        wait(running, LEAVE_S)
+        for launched in running.values():
+            launched.timer.cancel()
+        commands = {run for run, launched in running.items() if launched.begun.done()}
+        commands = wait(commands, LEAVE_S).not_done
         if ray.is_initialized():
-            for actor, _ in running.values():
-                ray.kill(actor)
+            for run in commands:
+                running[run].actor.end.remote()
+            wait(commands, LEAVE_S)
+            for launched in running.values():
+                ray.kill(launched.actor)
         self._cluster.close()
 
     def _has_no_room(self, on_end: Callable[[str], None]) -> None:
@@ -87,8 +109,8 @@ class RayLauncher:
 
     def _has_ended(self, on_end: Callable[[str], None], run: Future[int]) -> None:
         """Tell the server, and forget the actor. Ray ends actors that nobody knows."""
-        if (running := self._running.pop(run, None)) is not None:
-            running[1].cancel()
+        if (launched := self._running.pop(run, None)) is not None:
+            launched.timer.cancel()
         error = run.exception()
         if isinstance(error, RayError):
             reason = f"Ray could not run it: {error}"

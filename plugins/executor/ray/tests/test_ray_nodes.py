@@ -22,7 +22,8 @@ if find_spec("ray") is None:
 
 import ray
 from pegboard_executor_ray.cluster import Cluster
-from pegboard_executor_ray.executor import RayExecutor, needs_of
+from pegboard_executor_ray.executor import RayExecutor
+from pegboard_executor_ray.node import needs_of
 from pegboard_executor_ray.options import RayOptions
 
 from pegboard.data.batch import TransferReport
@@ -143,8 +144,7 @@ def test_a_cluster_without_room(cluster: Any) -> None:
 
 def test_gpus_are_needed_where_the_platform_computes_with_them() -> None:
     for platform, num_gpus in (("cpu", 0), ("cuda", 1), ("rocm", 1)):
-        setup = ExecutorSetup(RecordingWorker, platform=platform, num_threads=3)
-        assert needs_of(setup) == {"CPU": 3, "GPU": num_gpus}
+        assert needs_of(3, platform) == {"CPU": 3, "GPU": num_gpus}
 
 
 def test_other_plugins_on_a_node_are_refused(cluster: Any) -> None:
