@@ -75,6 +75,14 @@ KINDS: dict[str, Kind] = {
         ),
         _kind("model", "ModelSpec", "keyed", "W", "an architecture built from pegboard.layers"),
         _kind(
+            "multimodal_processor",
+            "MultiModalProcessorSpec",
+            "keyed",
+            "A",
+            "makes of images, audio and video what a model computes with",
+            provisional=True,
+        ),
+        _kind(
             "model_source",
             "ModelSourceSpec",
             "keyed",

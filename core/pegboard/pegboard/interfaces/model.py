@@ -4,7 +4,7 @@ W."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,10 +21,10 @@ class ModelSpec(Spec):
     flags: "encoder" = tokens attend to those after them, too. A prompt is computed in one step,
     nothing is cached, and the model makes vectors and no text. "classifier" = `logits` returns one
     number for each class, of rows that the pooler made. "tensor_parallel" = ranks can divide its
-    layers.
+    layers. "multimodal" = it is a `MultiModal`.
     """
 
-    FLAGS = frozenset({"encoder", "classifier", "tensor_parallel"})
+    FLAGS = frozenset({"encoder", "classifier", "tensor_parallel", "multimodal"})
 
 
 class Model(Protocol):
@@ -52,3 +52,12 @@ class Model(Protocol):
 
     def logits(self, hidden: "Tensor") -> "Tensor":
         """Compute the logits of the rows that need them: [N, hidden] → [N, V] float32."""
+
+
+class MultiModal(Protocol):
+    """An addition to the Model: it reads images, audio or video."""
+
+    def encode(self, modality: str, items: "Sequence[Mapping[str, Tensor]]") -> "Sequence[Tensor]":
+        """Return the rows of each item: [n, width of the rows of `embed`]. items: the arrays that
+        the processor made of each, on the model's device. Rows do not depend on which items are
+        encoded together."""

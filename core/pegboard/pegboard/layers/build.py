@@ -3,7 +3,7 @@ that core loads and binds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -73,7 +73,9 @@ class Build:
     attention or states, which core adds before `bind`. lora_rows: returns which tokens of the step
     use which adapter, or None if none do; lora_head_rows: the same for the rows of the output head.
     None if LoRA is off. tensor: the ranks that divide each layer. stage: the part of the stack that
-    is built. engines: those that share out experts; None = each engine has all of them."""
+    is built. engines: those that share out experts; None = each engine has all of them. stored:
+    the names of the checkpoint's tensors. renamed: path → the path that the checkpoint has instead.
+    models: builds another architecture (see `language_model`)."""
 
     dtype: str
     device: str
@@ -92,12 +94,31 @@ class Build:
     tensor: Group = ALONE
     stage: Stage = WHOLE
     engines: EngineRows | None = None
+    stored: Collection[str] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    models: Callable[[Mapping[str, Any], Build], nn.Module] | None = None
     declared: Declared = field(default_factory=Declared)
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     def at(self, name: str | int) -> Build:
         """Return the same build for a submodule."""
-        return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
+        path = f"{self.path}.{name}" if self.path else str(name)
+        return replace(self, path=self.renamed.get(path, path))
+
+    def has(self, path: str) -> bool:
+        """Return whether the checkpoint has a tensor below this path."""
+        return any(name.startswith(f"{path}.") for name in self.stored)
+
+    def alone(self) -> Build:
+        """Return the same build for a part that takes no adapters, and that each rank has as a
+        whole."""
+        return replace(self, lora=None, lora_rows=None, lora_head_rows=None, tensor=ALONE)
+
+    def language_model(self, config: Mapping[str, Any]) -> nn.Module:
+        """Build a model of the architecture that this config names, from any plugin. Raises
+        ModelError or PluginError."""
+        assert self.models is not None, "this build makes no other models"
+        return self.models(config, self)
 
     @property
     def is_divided(self) -> bool:

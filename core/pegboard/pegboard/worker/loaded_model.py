@@ -18,7 +18,7 @@ from pegboard.interfaces.weight_loader import (
     ShareFiles,
     WeightLoaderSetup,
 )
-from pegboard.layers import Build, Experts, Layer
+from pegboard.layers import Build, Experts, Layer, read
 from pegboard.layers.build import LoRALimits, WeightLayer
 from pegboard.log import get_logger
 from pegboard.ops import AdapterRows
@@ -120,9 +120,19 @@ class LoadedModel:
             tensor=self.setup.ranks.tensor,
             stage=self.setup.ranks.stage,
             engines=self.setup.ranks.engines,
+            stored=checkpoint.tensors.keys(),
+            models=self._language_model,
             lora_rows=lambda: self._adapter_rows(False),
             lora_head_rows=lambda: self._adapter_rows(True),
         )
+
+    def _language_model(self, config: Mapping[str, Any], build: Build) -> Any:
+        """Build a part of the model that has an architecture of its own."""
+        names = tuple(read(config, "architectures", list[str]) or ())
+        registry = self.setup.registry
+        need = Need(platform=self.setup.platform_name)
+        entry = registry.choose("model", need, keys=names).require()
+        return registry.checked(entry, registry.load(entry)(config, build), None)
 
     def _quantization(self, stored: Any, asked: str | None) -> QuantizationMethod:
         """Return the quantization method that the checkpoint names, or the user's choice for a

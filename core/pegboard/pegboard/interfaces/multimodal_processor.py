@@ -1,0 +1,98 @@
+"""Kind `multimodal_processor`: makes of images, audio and video what a model computes with. Keyed
+by the Hugging Face architecture name. Runs in threads of A."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pegboard.interfaces.spec import Spec
+from pegboard.interfaces.weight_loader import Checkpoint
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pegboard.interfaces.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiModalProcessorSpec(Spec):
+    """Entry-point name: the architecture's name, as checkpoints write it. modalities: those that
+    the model takes, of "image", "audio" and "video". reader: "module:Class" of the `MediaReader`
+    for them."""
+
+    modalities: tuple[str, ...]
+    reader: str = "pegboard_media.reader:Reader"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaSource:
+    """An item as it came with a request. value: a URL, the bytes of a file, or an object such as a
+    PIL image or a numpy array. uuid: what the client calls it; the item counts as the same as one
+    with this name. path: of the field, for errors."""
+
+    modality: str
+    value: Any
+    uuid: str | None = None
+    path: str = "multi_modal_data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaReaderSetup:
+    """domains: the hosts that may be asked for media; () = all but those of private networks.
+    local_path: the folder below which files may be read; None = no file. options: modality → how
+    its files are decoded."""
+
+    domains: Sequence[str] = ()
+    local_path: str | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class MediaReader(Protocol):
+    """Built as `Reader(setup)`. Used in threads."""
+
+    def read(self, source: MediaSource) -> tuple[Any, bytes]:
+        """Return the item as the processor takes it, and bytes that say what it is: of two items
+        with the same bytes, the second one is not processed again. An image is an RGB PIL image,
+        audio is (float32 [samples], samples per second), a video is (uint8 [frames, height, width,
+        3], frames per second). Raises RequestError, which names the item by its `path`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MultiModalProcessorSetup:
+    """options: how items are processed (mm_processor_kwargs)."""
+
+    checkpoint: Checkpoint
+    tokenizer: "Tokenizer"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """What stands for an item in a prompt. text: as a chat writes it. token_ids: the tokens of this
+    text that the item's tokens take the place of."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """token_ids: the tokens that take the place of the placeholder. is_row: bool [tokens], those
+    whose embeddings are replaced by the rows that `encode` makes, in their order; None = all.
+    arrays: what `encode` gets."""
+
+    token_ids: Sequence[int]
+    arrays: Mapping[str, "np.ndarray"]
+    is_row: "np.ndarray | None" = None
+
+
+class MultiModalProcessor(Protocol):
+    def placeholder(self, modality: str) -> Placeholder:
+        """Return what stands for an item of this modality in a prompt."""
+
+    def process(self, modality: str, value: Any, options: Mapping[str, Any]) -> Processed:
+        """Process one item, as a `MediaReader` returns it. The result depends on nothing else, so
+        it is kept. options: of the request; they go before those of the setup. Raises
+        RequestError for options that it does not take."""
