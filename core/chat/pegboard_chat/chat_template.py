@@ -435,8 +435,13 @@ def text_in_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _joined(parts: list[Any]) -> str:
+    """Return the text of all parts. What stands for images, audio and video comes first."""
+    items = []
     texts = []
     for part in parts:
+        if isinstance(part, dict) and isinstance(part.get("placeholder"), str):
+            items.append(part["placeholder"])
+            continue
         text = (
             part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         )
@@ -447,7 +452,7 @@ def _joined(parts: list[Any]) -> str:
                 parameter="messages",
             )
         texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(items + texts)
 
 
 def _parse_arguments(call: Any) -> None:

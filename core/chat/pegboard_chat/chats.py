@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
+from pegboard.data.media import MediaSource, take_media
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from pegboard.errors import MalformedRequest, PegboardError, RequestError, expect
@@ -76,7 +77,7 @@ class ChatRequest:
     "auto" reads the model's own format, "required" and "named" force calls; None means "auto" if
     calls can be read, else "none". function: the function that "named" forces. tools: the tools
     that may be called, in OpenAI's form; None = all tools of the chat. parallel_tool_calls: False
-    keeps only the first call.
+    keeps only the first call. media_options: how images, audio and video are processed.
     """
 
     chat: Chat
@@ -85,6 +86,7 @@ class ChatRequest:
     tools: Sequence[Mapping[str, Any]] | None = None
     parallel_tool_calls: bool = True
     cache_salt: str | None = None
+    media_options: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class _Checked:
     tools: Sequence[Mapping[str, Any]]
     tool_choice: ToolChoice
     request: ChatRequest
+    media: Sequence[MediaSource] = ()
 
 
 class Chats:
@@ -169,6 +172,8 @@ class Chats:
             add_special_tokens=False,
             cache_salt=request.cache_salt,
             chat=checked.chat,
+            media=checked.media,
+            media_options=request.media_options or {},
         )
         if isinstance(prepared, BeamSearchParams):
             outputs = self._client.beam_search(prompt, prepared, options)
@@ -203,7 +208,9 @@ class Chats:
         tools = (chat.tools if request.tools is None else request.tools) or ()
         if request.tool_choice == "none" and self._hides_tools:
             chat = replace(chat, tools=None)
-        return _Checked(chat, tools, choice, request)
+        messages, media = take_media(chat.messages, self._client.placeholders())
+        chat = replace(chat, messages=messages)
+        return _Checked(chat, tools, choice, request, media)
 
     def _render(self, checked: _Checked, *, is_cut: bool) -> Sequence[int]:
         """Render and encode the chat. It may take long, so it is called in a thread. is_cut: the

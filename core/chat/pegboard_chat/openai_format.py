@@ -6,19 +6,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pegboard.data.media import PARTS
 from pegboard.data.output import Logprob
 from pegboard.errors import MalformedRequest, RequestError
 from pegboard_chat.request_body import decode_json, wrong
 from pegboard_chat.request_limits import check_counts, check_depth
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+MEDIA_PARTS = frozenset(kind for kind in PARTS if kind != "image_pil")
+"""Parts that JSON can hold."""
 STRING_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content", "refusal")
 LEGACY_ID = "function_call"
 """The id of a call in the legacy form, which has none."""
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages for the chat template. Content becomes text, with parts joined by a newline.
+    """Return messages for the chat template. Content becomes text, with parts joined by a newline;
+    if there are images, audio or video, it stays a list.
     Null fields are left out. Arguments of tool calls become objects. A legacy `function_call`
     becomes a tool call, and the message of the role `function` after it becomes its result. The
     template decides which roles there are. Fields that it does not read are ignored, because
@@ -45,7 +49,7 @@ def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
         if value is None:
             continue
         if name == "content":
-            result["content"] = read_content(value, f"{path}.content")
+            result["content"] = read_content(value, f"{path}.content", with_media=True)
         elif name in STRING_FIELDS:
             result[name] = _string(value, f"{path}.{name}")
         elif name == "tool_calls":
@@ -74,13 +78,26 @@ def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     return result
 
 
-def read_content(content: Any, path: str) -> str:
-    """Return a message's content as text. Raises MalformedRequest, which names `path`."""
+def read_content(content: Any, path: str, *, with_media: bool = False) -> Any:
+    """Return a message's content as text, or with_media as a list of parts if not all are text.
+    Raises MalformedRequest, which names `path`."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise wrong(path, "a string or a list of parts", content)
+    if with_media and any(map(_is_media, content)):
+        return [
+            part
+            if _is_media(part)
+            else {"type": "text", "text": _read_part(part, f"{path}[{index}]")}
+            for index, part in enumerate(content)
+        ]
     return "\n".join(_read_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+
+
+def _is_media(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in MEDIA_PARTS
 
 
 def _read_part(part: Any, path: str) -> str:

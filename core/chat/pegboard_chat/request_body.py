@@ -29,7 +29,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_choice": ((), OLD_STRUCTURE),
     "guided_grammar": ((), OLD_STRUCTURE),
     "logits_processors": (([],), "requests cannot contain code"),
-    "mm_processor_kwargs": (({},), "the model takes text only"),
+    "mm_processor_kwargs": (({},), "only chat completions take images, audio and video"),
     "prompt_embeds": ((), "send text or token ids as prompt"),
     "modalities": ((["text"],), "the model writes text only"),
     "audio": ((), "the model writes text only"),

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pegboard.config.limits import NO_LIMIT
+from pegboard.data.media import MediaItem
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.actions import ResetPrefixCache
@@ -79,7 +80,30 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "kv": kv_load and FakeKV(kv_load),
         "long_prefill_token_threshold": draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 3, 9])),
         "max_num_partial_prefills": draw(st.integers(1, 3)),
+        "max_num_encoder_input_tokens": draw(st.sampled_from([1, 4, 9])),
+        "disable_chunked_mm_input": draw(st.sampled_from([False, False, True])),
     }
+
+
+@st.composite
+def items(draw: st.DrawFn, prompt: list[int]) -> tuple[MediaItem, ...]:
+    """Draw images of a few rows, some of them with other tokens in between, and write their tokens
+    into the prompt."""
+    media: list[MediaItem] = []
+    place = draw(st.integers(0, 4))
+    for name in draw(st.lists(st.sampled_from("abcd"), max_size=3)):
+        runs = {"a": [1], "b": [3], "c": [2, 2], "d": [6]}[name]
+        places = []
+        for count in runs:
+            places.append((place, count))
+            place += count + 1
+        if place > len(prompt):
+            break
+        for start, count in places:
+            prompt[start : start + count] = [5] * count
+        media.append(MediaItem("image", name, tuple(places), {}))
+        place += draw(st.integers(0, 5))
+    return tuple(media)
 
 
 @st.composite
@@ -112,6 +136,7 @@ def requests(draw: st.DrawFn, max_model_len: int) -> EngineRequest:
         priority=draw(st.integers(0, 2)),
         cache_salt=draw(st.sampled_from([None, None, "salt"])),
         lora=draw(st.sampled_from([None, None, None, None, *ADAPTERS, *ADAPTERS, BAD_ADAPTER])),
+        media=draw(items(prompt)) if draw(st.booleans()) else (),
     )
 
 
@@ -139,6 +164,8 @@ def scenarios(
             and not engine["enable_chunked_prefill"]
         ):
             del request.prompt_token_ids[engine["max_num_batched_tokens"] :]
+            length = len(request.prompt_token_ids)
+            request.media = tuple(item for item in request.media if item.stop <= length)
         arrivals.append((draw(st.sampled_from([0, 0, 1, 5, 12])), request))
     aborts = {
         r.request_id: step + draw(st.integers(0, 8))

@@ -80,7 +80,7 @@ def test_truncation_keeps_the_last_tokens(length, limit):
             {"prompt": "a", "multi_modal_data": {"image": object()}},
             {},
             "text only",
-            "multi_modal_data",
+            "multi_modal_data.image[0]",
         ),
         ({"prompt_embeds": [1.0]}, {}, "numpy array.*got list", "prompt_embeds"),
         (

@@ -227,7 +227,7 @@ def test_other_forms(words, engine, options):
         (["--no-async-scheduling", "--max-in-flight", "2"], "was also given"),
         (["--speculative-config", "3"], "not a JSON object"),
         (["--swap-space"], "expected one argument"),
-        (["--limit-mm-per-prompt.image", "2"], "multimodal"),
+        (["--video-pruning-rate", "0.5"], "multimodal"),
     ],
 )
 def test_forms_that_are_wrong(words, told):

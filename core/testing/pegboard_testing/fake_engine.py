@@ -33,7 +33,7 @@ from pegboard_testing.engine_invariants import EngineInvariants
 from pegboard_testing.fake_connectors import Halves
 from pegboard_testing.fake_draft import FakeDraft
 from pegboard_testing.fake_executor import FakeExecutor
-from pegboard_testing.fake_model import FakeModel, fake_kv_spec
+from pegboard_testing.fake_model import FakeModel, fake_kv_spec, media_tokens
 from pegboard_testing.fake_policy import FakePolicy
 from pegboard_testing.fake_structured_output import FakeStructuredOutput
 from pegboard_testing.fake_worker import FakeWorker
@@ -297,9 +297,10 @@ def expected_tokens(
     outputs: list[int] = []
     seed = None if params.seed is None else params.seed + index
     tokens = list(request.prompt_token_ids)
+    rows = media_tokens(request.media)
     while True:
         token = model.next_token(
-            tokens,
+            [rows.get(position, token) for position, token in enumerate(tokens)],
             seed=seed,
             lora_id=request.lora.lora_int_id if request.lora else 0,
             allowed=allowed(outputs) if allowed else None,

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 
+from pegboard.data.media import MediaItem
 from pegboard.interfaces.attention import Chunk, Full, KVCacheSpec, KVTensor, Retain, State, Window
 
 
@@ -23,6 +24,16 @@ def fake_kv_spec(retain: Retain | None = None, *, slot_bytes: int = 4) -> KVCach
     retain = retain if retain is not None else Full()
     unit: Literal["token", "request"] = "request" if isinstance(retain, State) else "token"
     return KVCacheSpec(tensors=(KVTensor("kv", (slot_bytes,), "uint8"),), retain=retain, unit=unit)
+
+
+def media_tokens(media: Iterable[MediaItem]) -> dict[int, int]:
+    """Return position → what stands there instead of a token: the rows of images, say."""
+    tokens = {}
+    for item in media:
+        positions = [start + number for start, count in item.places for number in range(count)]
+        for row, position in enumerate(positions):
+            tokens[position] = zlib.crc32(f"{item.digest} {row}".encode())
+    return tokens
 
 
 class FakeModel:

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -26,10 +27,10 @@ from pegboard.interfaces.draft import DraftProposer, DraftStep
 from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.weight_loader import Checkpoint
-from pegboard_testing.fake_model import FakeModel
+from pegboard_testing.fake_model import FakeModel, media_tokens
 
 
-@dataclass(slots=True)
+@dataclass
 class _Row:
     """The state of one row. scores: prompt positions scored so far. states: the folded state after
     each computed token of the step."""
@@ -42,6 +43,15 @@ class _Row:
     scores: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     lora_id: int = 0
+
+    @cached_property
+    def media(self) -> dict[int, tuple[str, int]]:
+        """Position → the digest of the item whose row is there, and what stands for the row."""
+        return {
+            position: (item.digest, token)
+            for item in self.request.media
+            for position, token in media_tokens([item]).items()
+        }
 
     @property
     def seed(self) -> int | None:
@@ -84,6 +94,7 @@ class FakeWorker:
         self.slow_reads = 0  # how often a read is not done when the engine asks
         self.asked: dict[int, int] = {}  # ticket → how often the engine asked
         self.read: dict[int, int] = {}  # ticket → lora_id
+        self.encoded: set[str] = set()  # digests of the items whose rows are kept
         self.num_steps = 0
         self.num_tokens = 0
         views = {layer: {"kv": self.memory} for group in plan.groups for layer in group.layers}
@@ -100,6 +111,7 @@ class FakeWorker:
             raise RuntimeError("asked to fail")
         for name, connector in self.connectors.items():
             connector.save(batch.connector[name])
+        self._encode(batch)
         self._update_rows(batch)
         for name, connector in self.connectors.items():
             connector.begin(batch.connector[name])
@@ -159,6 +171,13 @@ class FakeWorker:
         return row
 
     # --- before the forward -----------------------------------------------------------------------
+
+    def _encode(self, batch: Batch) -> None:
+        assert self.encoded.issuperset(batch.forgotten), "an item is dropped that is not there"
+        self.encoded.difference_update(batch.forgotten)
+        digests = [item.digest for item in batch.encode]
+        assert not self.encoded.intersection(digests), "an item is encoded twice"
+        self.encoded.update(digests)
 
     def _update_rows(self, batch: Batch) -> None:
         for row in batch.removed_rows.tolist():
@@ -220,6 +239,8 @@ class FakeWorker:
 
     def _write(self, row: _Row, tokens: list[int]) -> None:
         positions = np.arange(row.num_computed, row.num_computed + len(tokens))
+        if row.media:
+            tokens = [self._token(row, p, t) for p, t in enumerate(tokens, row.num_computed)]
         pairs = zip(tokens, positions.tolist(), strict=True)
         values = np.array(
             [self.model.value(token, position, row.lora_id) for token, position in pairs], np.int64
@@ -233,6 +254,13 @@ class FakeWorker:
                     row.states.append(state)
             else:
                 self._store(row, group, positions, values)
+
+    def _token(self, row: _Row, position: int, token: int) -> int:
+        if position not in row.media:
+            return token
+        digest, instead = row.media[position]
+        assert digest in self.encoded, f"position {position} needs an item that is not encoded"
+        return instead
 
     def _slots(self, row: _Row, group: int, positions: np.ndarray) -> np.ndarray:
         size = self.plan.groups[group].block_size

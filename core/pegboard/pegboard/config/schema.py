@@ -318,6 +318,37 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, doc("Allow sleep levels 1 and 2, which release the memory of an idle engine")
     ] = False
     enable_prompt_embeds: Annotated[bool, doc("Accept prompts that are embeddings")] = False
+    # images, audio and video
+    limit_mm_per_prompt: Annotated[
+        dict[str, Any],
+        doc('Most items of a modality in a prompt (JSON): {"image": 4}; default: 999 of each'),
+    ] = {}
+    mm_processor_kwargs: Annotated[
+        dict[str, Any] | None, doc("Options of the model's processor of images and audio (JSON)")
+    ] = None
+    media_io_kwargs: Annotated[
+        dict[str, Any], doc('How files are decoded, by modality (JSON): {"video": {…}}')
+    ] = {}
+    mm_processor_cache_gb: Annotated[
+        float, doc("GiB for processed items, which are not processed again; 0 = none", least=0)
+    ] = 4.0
+    allowed_local_media_path: Annotated[
+        str | None, doc("Folder below which requests may name files; default: none")
+    ] = None
+    allowed_media_domains: Annotated[
+        list[str] | None, doc("Hosts of URLs in requests; default: all that are public")
+    ] = None
+    max_num_encoder_input_tokens: Annotated[
+        int | None,
+        doc(
+            "Rows of images, audio and video that a step encodes and that are kept; default: "
+            "max_num_batched_tokens",
+            least=1,
+        ),
+    ] = None
+    disable_chunked_mm_input: Annotated[
+        bool, doc("Compute all tokens of an image, audio or video in one step")
+    ] = False
     worker_extension_cls: Annotated[
         str | None, doc("Class whose methods collective_rpc may call: module:Class")
     ] = None

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from pegboard.data.media import MediaItem
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import PromptEmbeds
 from pegboard.data.sampling_params import SamplingParams
@@ -70,7 +71,8 @@ class CSR(msgspec.Struct):
 
 class NewRequest(msgspec.Struct):
     """What the worker needs to fill the state of `row`. It is sent once when a request is admitted
-    or resumed. prompt_embeds, token_inputs: see `EngineRequest`."""
+    or resumed. prompt_embeds, token_inputs, media: see `EngineRequest`; the media have no
+    arrays."""
 
     row: int
     request_id: str
@@ -83,6 +85,7 @@ class NewRequest(msgspec.Struct):
     prompt_embeds: tuple[PromptEmbeds, ...] = ()
     token_inputs: Mapping[str, Sequence[int]] = {}
     pooling: PoolingParams | None = None
+    media: tuple[MediaItem, ...] = ()
 
 
 class BlockDelta(msgspec.Struct):
@@ -120,7 +123,9 @@ class Batch(msgspec.Struct, kw_only=True):
     each row computes; None = no rank needs it, because all ranks sample.
     connector: KV connector name → its plan, which is opaque here. wave: what the engine says to
     others that share out experts with it: whether it has requests to compute, whether an action
-    waits, and how many messages it has seen; None = it does not.
+    waits, and how many messages it has seen; None = it does not. encode: images, audio and videos
+    whose rows this step or a later one needs; they are kept by their digest. forgotten: digests of
+    rows that no request needs, dropped before.
     """
 
     step: int
@@ -139,6 +144,8 @@ class Batch(msgspec.Struct, kw_only=True):
     first_token_ids: Array | None = None
     connector: Mapping[str, bytes] = {}
     wave: tuple[bool, bool, int] | None = None
+    encode: list[MediaItem] = []
+    forgotten: list[str] = []
 
     @property
     def num_rows(self) -> int:

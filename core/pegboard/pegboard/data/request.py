@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from pegboard.data.media import MediaItem
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import RequestError
@@ -92,7 +93,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     prompt_embeds: spans of the prompt that are embeddings, in order. Their prompt_token_ids are
     zeros, one for each row. token_inputs: other inputs of the model, by the name under
     which models declare them: one number for each token of the prompt. A name that the model does
-    not declare has no effect. pooling: the prompt becomes a vector, and no token is sampled."""
+    not declare has no effect. pooling: the prompt becomes a vector, and no token is sampled. media:
+    the images, audio and videos in the prompt, in the order of their positions."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -107,6 +109,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     prompt_embeds: tuple[PromptEmbeds, ...] = ()
     token_inputs: dict[str, list[int]] = {}
     pooling: PoolingParams | None = None
+    media: tuple[MediaItem, ...] = ()
 
 
 class PositionLogprobs(msgspec.Struct):

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
+from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.engine.kv.cache import Copy, NewBlocks
 from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.loras import LoRASlots
@@ -32,10 +34,15 @@ class Entry(NamedTuple):
 class StepSchedule:
     """Collects the entries of a step. A prefill is *partial* if its prompt does not end in this
     step. It is *long* if the prompt is longer than the chunk limit. checkpoint_every: see
-    `KVCache`. max_rows: how many requests it may have."""
+    `KVCache`. max_rows: how many requests it may have. encoder: None = the model has only text."""
 
     def __init__(
-        self, limits: Limits, budget: StepBudget, checkpoint_every: int, max_rows: int
+        self,
+        limits: Limits,
+        budget: StepBudget,
+        checkpoint_every: int,
+        max_rows: int,
+        encoder: EncoderCache | None = None,
     ) -> None:
         self.budget = budget
         self._can_chunk = limits.enable_chunked_prefill
@@ -43,6 +50,7 @@ class StepSchedule:
         self._every = checkpoint_every
         self.tokens_left = budget.max_tokens
         self._max_rows = max_rows
+        self._encoder = encoder
         self.entries: dict[Request, Entry] = {}
         self.has_preempted = False
         self.has_trimmed_drafts = False
@@ -67,10 +75,13 @@ class StepSchedule:
 
     def chunk(self, request: Request, num_missing: int) -> int:
         """Return how many of the missing tokens this step computes, within the budget and the chunk
-        limit. A chunk ends where a state can be cached, if there is such a place in it."""
+        limit. A chunk ends before an item that cannot be encoded now, and where a state can be
+        cached, if there is such a place in it."""
         num_tokens = min(num_missing, self.tokens_left)
         if self._can_chunk:
             num_tokens = min(num_tokens, self._max_chunk)
+        if request.media and self._encoder is not None:
+            num_tokens = self._encoder.limit(request, num_tokens)
         computed = request.num_computed_tokens
         if self._every and num_tokens > 1:
             border = (computed + num_tokens) // self._every * self._every
@@ -108,7 +119,12 @@ Item = tuple[Request, Entry]
 
 
 def build_batch(
-    step: int, schedule: StepSchedule, live: LiveRequests, limits: Limits, loras: LoRASlots | None
+    step: int,
+    schedule: StepSchedule,
+    live: LiveRequests,
+    limits: Limits,
+    loras: LoRASlots | None,
+    encoder: EncoderCache | None,
 ) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
     """Return the batch of the step, the draft tokens that it verifies by row, and the block copies
     that it runs. From now on the scheduled tokens count as computed. A batch shares no mutable
@@ -143,6 +159,8 @@ def build_batch(
         )
     if loras is not None:
         batch.lora_slots = _ints(loras.slot_of(request) for request, _ in items)
+    if encoder is not None:
+        batch.encode, batch.forgotten = encoder.take()
     for request, entry in items:
         request.num_computed_tokens += entry.num_tokens
         request.num_in_flight_tokens += entry.num_tokens
@@ -174,6 +192,7 @@ def _new_request(request: Request, entry: Entry) -> NewRequest:
         prompt_embeds=request.prompt_embeds,
         token_inputs=request.token_inputs,
         pooling=request.pooling,
+        media=tuple(msgspec.structs.replace(item, arrays={}) for item in request.media),
     )
 
 

@@ -270,6 +270,10 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
         kv_metrics_share=config.kv_cache_metrics_sample if config.kv_cache_metrics else 0.0,
         num_stages=config.pipeline_parallel_size,
         in_lockstep=config.expert_engines > 1,
+        max_num_encoder_input_tokens=0
+        if plan.multimodal_processor is None
+        else config.max_num_encoder_input_tokens or config.max_num_batched_tokens,
+        disable_chunked_mm_input=config.disable_chunked_mm_input,
     )
 
 

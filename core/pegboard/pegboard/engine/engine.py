@@ -21,6 +21,7 @@ from pegboard.data.request import EngineRequest, RequestDelta
 from pegboard.engine.actions import Action, R
 from pegboard.engine.admission import Admission
 from pegboard.engine.controls import Controls, no_checkpoint
+from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.engine.forks import Forks
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
@@ -86,13 +87,16 @@ class Engine:
         connectors = KVConnectors(parts.connectors, kv)
         forks = Forks(kv)
         self._loras = loras = LoRASlots(limits, executor.call) if limits.max_loras else None
-        optional = (connectors or None, loras)
+        encoder = EncoderCache(limits) if limits.max_num_encoder_input_tokens else None
+        optional = (connectors or None, loras, encoder)
         self._gates = gates = (forks, grammars, *(gate for gate in optional if gate is not None))
         self._live = live = LiveRequests(limits, kv, parts.policy, connectors, gates, parts.clock)
         admission = Admission(limits, live, gates, forks)
         metrics = parts.metrics
         self._lockstep = lockstep = Lockstep() if limits.in_lockstep else Alone()
-        self._scheduler = Scheduler(limits, live, admission, gates, grammars, loras, metrics)
+        self._scheduler = Scheduler(
+            limits, live, admission, gates, grammars, loras, encoder, metrics
+        )
         self._life = Life(parts.modules, executor)
         self._steps = Steps(
             limits, executor, self._scheduler, live, gates, grammars, metrics, self._life, lockstep

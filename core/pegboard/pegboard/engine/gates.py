@@ -28,6 +28,9 @@ class Gate:
     def ended(self, request: Request) -> None:
         """The request ends, in any status."""
 
+    def weights_changed(self) -> None:
+        """Forget what was computed with the old weights."""
+
     def rest(self) -> None:
         """Sleep for a moment if a request waits for this feature. The engine calls this when it has
         nothing else to do."""

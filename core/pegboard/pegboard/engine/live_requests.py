@@ -185,6 +185,8 @@ class LiveRequests:
     def weights_changed(self, name: str) -> None:
         """Nothing that was computed before matches any more. name: of the new weights."""
         self.kv.hasher.restart(f"{self.kv.plan.identity}:{name}")
+        for gate in self._gates:
+            gate.weights_changed()
         for request in self:
             request.block_hashes.clear()
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from pegboard.config.limits import Limits
+from pegboard.data.media import MediaItem
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
@@ -71,6 +72,7 @@ class Request:
     prompt_embeds: tuple[PromptEmbeds, ...] = ()
     token_inputs: dict[str, list[int]] = field(default_factory=dict)
     pooling: PoolingParams | None = None
+    media: tuple[MediaItem, ...] = ()
     key: str = ""
     seed: int | None = None
     stop_token_ids: set[int] = field(default_factory=set)

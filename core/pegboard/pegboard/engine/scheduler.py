@@ -30,6 +30,7 @@ from pegboard.data.batch import Batch, Logprobs, StepOutput, TransferReport
 from pegboard.data.request import PositionLogprobs, RequestDelta
 from pegboard.engine.admission import Admission
 from pegboard.engine.batch_builder import Entry, StepSchedule, build_batch, share_of_stage
+from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import Copy, NewBlocks
@@ -64,7 +65,7 @@ class Ended(NamedTuple):
 
 
 class Scheduler:
-    """loras: None = LoRA is off.
+    """loras: None = LoRA is off. encoder: None = the model has only text.
 
     The engine's thread calls `schedule` before a step is submitted, and `update` when its result
     has arrived, in the same order."""
@@ -77,6 +78,7 @@ class Scheduler:
         gates: Sequence[Gate],
         grammars: Grammars,
         loras: LoRASlots | None,
+        encoder: EncoderCache | None,
         metrics: StepMetrics,
     ) -> None:
         self._limits = limits
@@ -86,6 +88,7 @@ class Scheduler:
         self._gates = gates
         self._grammars = grammars
         self._loras = loras
+        self._encoder = encoder
         self._metrics = metrics
         self._num_steps = 0
         self._pacing = PrefillPacing(limits.target_itl_s) if limits.target_itl_s else None
@@ -103,7 +106,9 @@ class Scheduler:
         load = self._load()
         max_rows = share_of_stage(self._limits, self._live, len(self._steps))
         budget = self._budget(load)
-        schedule = StepSchedule(self._limits, budget, self._kv.checkpoint_every, max_rows)
+        schedule = StepSchedule(
+            self._limits, budget, self._kv.checkpoint_every, max_rows, self._encoder
+        )
         if not self.is_paused:
             self._schedule_running(schedule)
             if not schedule.has_preempted:
@@ -111,7 +116,7 @@ class Scheduler:
         if not schedule.entries and (self._steps or not (is_needed or self._live.is_transferring)):
             return None
         batch, drafts, copies = build_batch(
-            self._num_steps, schedule, self._live, self._limits, self._loras
+            self._num_steps, schedule, self._live, self._limits, self._loras, self._encoder
         )
         self._num_steps += 1
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)

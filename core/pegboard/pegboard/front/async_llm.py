@@ -291,7 +291,9 @@ class AsyncLLM(AsyncControls):
         )
         num_units = max(len(prompt.text or ""), len(prompt.token_ids or ()))
         is_long = (
-            num_units >= LONG_PROMPT_CHARS or len(getattr(params, "bad_words", None) or ()) > 8
+            bool(prompt.media)
+            or num_units >= LONG_PROMPT_CHARS
+            or len(getattr(params, "bad_words", None) or ()) > 8
         )
         request = await asyncio.to_thread(build) if is_long else build()
         if headers := options.trace_headers or TRACE_HEADERS.get():
@@ -333,6 +335,9 @@ class AsyncLLM(AsyncControls):
         return self._builder.get_tokenizer()
 
     get_tokenizer = tokenizer
+
+    def placeholders(self) -> Mapping[str, str]:
+        return self._builder.placeholders
 
     def models(self) -> Sequence[ServedModel]:
         """Return one entry per served name."""

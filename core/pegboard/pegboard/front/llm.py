@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from pegboard.config.schema import Settings
+from pegboard.data.media import take_media
 from pegboard.data.output import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -169,16 +170,21 @@ class LLM(SyncControls):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered with the model's chat template (or
-        `chat_template`, Jinja source). Structured output starts after the reasoning, if the model
-        has a reasoning parser. Raises RequestError as `generate` does, and if the template refuses
-        a conversation."""
+        `chat_template`, Jinja source). Parts of messages may be images, audio and video:
+        {"type": "image_url", "image_url": {"url": …}}, {"type": "image_pil", "image_pil": image}.
+        mm_processor_kwargs: how these are processed. Structured output starts after the reasoning,
+        if the model has a reasoning parser. Raises RequestError as `generate` does, and if the
+        template refuses a conversation."""
         tokenizer = self.get_tokenizer()
         prompts = []
+        placeholders = self.llm_engine.builder.placeholders
         for conversation in _conversations(messages):
+            taken, media = take_media(conversation, placeholders)
             chat = Chat(
-                messages=conversation,
+                messages=taken,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -186,7 +192,15 @@ class LLM(SyncControls):
                 template_kwargs=chat_template_kwargs or {},
             )
             rendered = tokenizer.render(chat)
-            prompts.append(Prompt(text=rendered.text, token_ids=rendered.token_ids, chat=chat))
+            prompts.append(
+                Prompt(
+                    text=rendered.text,
+                    token_ids=rendered.token_ids,
+                    chat=chat,
+                    media=media,
+                    media_options=mm_processor_kwargs or {},
+                )
+            )
         return self.generate(
             prompts,
             sampling_params,

@@ -2,7 +2,8 @@
 
 The accepted forms of a prompt are text, a list of token ids, {"prompt": text}, {"prompt_token_ids":
 [...]}, {"prompt_embeds": tensor}, {"prompt_token_ids": [...], "prompt_embeds": {position: tensor}}
-(each with an optional "cache_salt"), or an `interfaces.api.Prompt`.
+(each with an optional "cache_salt"), or an `interfaces.api.Prompt`. Text and ids may have
+placeholders for "multi_modal_data": {"image": one or several, …}.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import msgspec
 
 from pegboard.config.schema import structured_outputs_config
 from pegboard.data.logprobs import TokenTexts
+from pegboard.data.media import MediaItem, MediaSource, no_media
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame, expect
+from pegboard.front.media import MediaInputs
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.pooled_prompts import first_tokens, ids_of_pair
 from pegboard.interfaces.api import Prompt
@@ -39,8 +42,8 @@ PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
 TOKEN_TYPES = "token_types"
 """The name under which models declare the type of a token: 1 in the second of two texts, else 0."""
 
-_MEDIA_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
+_MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", *_MEDIA_KEYS)
 
 KV_PARAMETERS = "kv_transfer_params"
 """The key in `SamplingParams.extra_args` under which vLLM hands a request's parameters to KV
@@ -82,9 +85,6 @@ def as_prompt(value: PromptInput) -> Prompt:
 
 def _from_mapping(value: Mapping[str, Any]) -> Prompt:
     fields = {key: item for key, item in value.items() if item is not None}
-    for key in _MEDIA_KEYS:
-        if fields.pop(key, None):
-            raise RequestError(f"{key}: this model takes text only", parameter=key)
     unknown = [key for key in fields if key not in _PROMPT_KEYS]
     if unknown:
         raise RequestError(
@@ -95,7 +95,22 @@ def _from_mapping(value: Mapping[str, Any]) -> Prompt:
     token_ids = fields.get("prompt_token_ids")
     embeds = _embeds(fields["prompt_embeds"], token_ids) if "prompt_embeds" in fields else ()
     salt = fields.get("cache_salt")
-    return Prompt(text=text, token_ids=token_ids, cache_salt=salt, embeds=embeds)
+    return Prompt(
+        text=text,
+        token_ids=token_ids,
+        cache_salt=salt,
+        embeds=embeds,
+        media=_media(fields.get("multi_modal_data"), fields.get("multi_modal_uuids")),
+        media_options=_mapping(fields, "mm_processor_kwargs"),
+    )
+
+
+def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name) or {}
+    if not isinstance(value, Mapping):
+        expected = f"{name} must be a mapping, got {type(value).__name__}"
+        raise RequestError(expected, parameter=name)
+    return value
 
 
 def _embeds(value: Any, token_ids: Any) -> list[PromptEmbeds]:
@@ -110,6 +125,29 @@ def _embeds(value: Any, token_ids: Any) -> list[PromptEmbeds]:
             parameter="prompt_embeds",
         )
     return [PromptEmbeds.of(rows, start) for start, rows in sorted(value.items())]
+
+
+def _media(data: Any, uuids: Any) -> list[MediaSource]:
+    """Return the items of a prompt. data: modality → an item or a list of items; None = it is known
+    by its uuid. uuids: in the same form."""
+    sources = []
+    data = _mapping({"multi_modal_data": data}, "multi_modal_data")
+    names = _mapping({"multi_modal_uuids": uuids}, "multi_modal_uuids")
+    for modality, values in data.items():
+        items = values if isinstance(values, list) else [values]
+        given = names.get(modality)
+        of_items = given if isinstance(given, list) else [given]
+        if given is not None and len(of_items) != len(items):
+            raise RequestError(
+                f"multi_modal_uuids has {len(of_items)} names for {len(items)} items of type "
+                f"{modality}; give one for each",
+                parameter="multi_modal_uuids",
+            )
+        of_items = of_items if given is not None else [None] * len(items)
+        for index, (item, uuid) in enumerate(zip(items, of_items, strict=True)):
+            path = f"multi_modal_data.{modality}[{index}]"
+            sources.append(MediaSource(modality=str(modality), value=item, uuid=uuid, path=path))
+    return sources
 
 
 class RequestBuilder:
@@ -132,6 +170,9 @@ class RequestBuilder:
         self._validators, self._arguments = _validators(plan, registry)
         self._kv_names = _kv_names(plan, registry)
         eos_token_ids = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
+        self.media: MediaInputs | None = None
+        if plan.multimodal_processor is not None and registry is not None and tokenizer is not None:
+            self.media = MediaInputs(plan, registry, tokenizer)
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *eos_token_ids]))
 
     def get_tokenizer(self) -> "Tokenizer":
@@ -141,6 +182,11 @@ class RequestBuilder:
                 "no tokenizer: skip_tokenizer_init is set, so only token ids are served"
             )
         return self.tokenizer
+
+    @property
+    def placeholders(self) -> Mapping[str, str]:
+        """Modality → the text that stands for an item in a chat."""
+        return {} if self.media is None else self.media.texts
 
     def stream(self, request: EngineRequest, prompt: str | None) -> OutputStream:
         """Return a stream that turns the deltas of a built request into outputs. prompt: the text
@@ -176,6 +222,7 @@ class RequestBuilder:
             if prompt.embeds
             else self._token_ids(prompt, params.truncate_prompt_tokens, self.plan.max_model_len - 1)
         )
+        token_ids, media = self._with_media(prompt, params, token_ids)
         params = params.clone(
             max_tokens=self.plan.max_model_len - len(token_ids)
             if params.max_tokens is None
@@ -194,6 +241,7 @@ class RequestBuilder:
             lora=lora,
             kv_transfer_params=self._kv_parameters(params),
             prompt_embeds=tuple(prompt.embeds),
+            media=media,
         )
 
     def build_pooling(
@@ -389,6 +437,24 @@ class RequestBuilder:
         if num_tokens > longest:
             raise self._too_long(f"{num_tokens} tokens")
         return [0] * max(1, num_tokens), ()
+
+    def _with_media(
+        self, prompt: Prompt, params: SamplingParams, token_ids: list[int]
+    ) -> tuple[list[int], tuple[MediaItem, ...]]:
+        """Return the token ids with those of images, audio and video, and these items."""
+        if not prompt.media:
+            return token_ids, ()
+        if self.media is None:
+            raise no_media(prompt.media[0].modality, prompt.media[0].path, ())
+        if params.truncate_prompt_tokens is not None or prompt.embeds:
+            raise RequestError(
+                "a prompt with images, audio or video cannot be truncated and has no prompt_embeds",
+                parameter="truncate_prompt_tokens" if not prompt.embeds else "prompt_embeds",
+            )
+        token_ids, items = self.media.expand(token_ids, prompt.media, prompt.media_options)
+        if len(token_ids) > self.plan.max_model_len - 1:
+            raise self._too_long(f"{len(token_ids)} tokens, with those of its media")
+        return token_ids, items
 
     def _token_ids(
         self, prompt: Prompt, limit: int | None, longest: int

@@ -13,6 +13,7 @@ from pegboard.interfaces.spec import Spec
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
+    from pegboard.data.media import MediaSource
     from pegboard.data.output import RequestOutput
     from pegboard.data.pooling_params import PoolingParams
     from pegboard.data.request import LoRARequest, PromptEmbeds
@@ -74,7 +75,9 @@ class Prompt:
     text that they came from. embeds: the rows of the whole prompt, or, with token ids, rows that
     replace some of their embeddings. chat: the conversation that the ids were rendered from. If it
     is given, a structured output starts after the reasoning with which this model begins its
-    answers. second_text: a model with one class scores it together with `text`."""
+    answers. second_text: a model with one class scores it together with `text`. media: the images,
+    audio and videos that the placeholders in the text or the ids stand for, those of a modality in
+    order. media_options: how they are processed."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
@@ -83,6 +86,8 @@ class Prompt:
     chat: "Chat | None" = None
     embeds: "Sequence[PromptEmbeds]" = ()
     second_text: str | None = None
+    media: "Sequence[MediaSource]" = ()
+    media_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +155,10 @@ class EngineClient(Protocol):
 
     def tokenizer(self) -> "Tokenizer":
         """Return the served model's tokenizer."""
+
+    def placeholders(self) -> Mapping[str, str]:
+        """Return the texts that stand for items of each modality in a chat. Modalities that are not
+        there are refused."""
 
     def models(self) -> Sequence[ServedModel]:
         """Return the base model's names first, then the adapters."""

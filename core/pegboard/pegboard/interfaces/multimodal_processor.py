@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pegboard.data.media import MediaSource
 from pegboard.interfaces.spec import Spec
 from pegboard.interfaces.weight_loader import Checkpoint
 
@@ -24,18 +25,6 @@ class MultiModalProcessorSpec(Spec):
 
     modalities: tuple[str, ...]
     reader: str = "pegboard_media.reader:Reader"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MediaSource:
-    """An item as it came with a request. value: a URL, the bytes of a file, or an object such as a
-    PIL image or a numpy array. uuid: what the client calls it; the item counts as the same as one
-    with this name. path: of the field, for errors."""
-
-    modality: str
-    value: Any
-    uuid: str | None = None
-    path: str = "multi_modal_data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

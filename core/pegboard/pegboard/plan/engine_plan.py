@@ -58,6 +58,7 @@ from pegboard.interfaces.weight_loader import (
 )
 from pegboard.log import get_logger
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
+from pegboard.plan.media import choose_processor
 from pegboard.plan.model_config import (
     eos_token_ids,
     max_model_len,
@@ -105,7 +106,8 @@ class EnginePlan:
     eos_token_ids: ids that end an output according to the checkpoint. default_params: sampling
     defaults by SamplingParams field. model_names: names that clients may use. family: what the
     model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
-    pooling: what the engine makes of prompts; None = it generates text. task: what that is, with
+    pooling: what the engine makes of prompts; None = it generates text. multimodal_processor: its
+    qualified name; None = the engine takes only text. task: what that is, with
     the names of the model's classes. meeting: where the ranks of all engines meet, if they share
     out experts.
     """
@@ -122,6 +124,7 @@ class EnginePlan:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     pooling: Pooling | None = None
+    multimodal_processor: str | None = None
     task: tuple[Literal["generate", "embed", "classify"], tuple[str, ...]] = ("generate", ())
     meeting: str = ""
 
@@ -190,6 +193,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             pooling=pooling,
+            multimodal_processor=choose_processor(registry, settings, flags, checkpoint),
             task=task_of(pooling),
         )
     return plan, registry

@@ -1,29 +1,68 @@
-"""Prompt embeddings given by users, kept by the row of their request."""
+"""The rows of prompts that are not embeddings of tokens: embeddings that users give, and those that
+the model makes of images, audio and video. They are kept by the row of their request."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pegboard.data.batch import Batch, NewRequest
+from pegboard.data.media import MediaArray, MediaItem
 from pegboard.worker.step_inputs import StepInputs
 
 
-class GivenRows:
-    """spans: row → [(position of the first one in the prompt, rows [tokens, width]), …]."""
+class Span(NamedTuple):
+    """The positions start … stop of a prompt. rows: theirs, [stop - start, width], or the digest of
+    the item that they come from, where the first of them is number `first`."""
 
-    def __init__(self, device: str) -> None:
+    start: int
+    stop: int
+    rows: Tensor | str
+    first: int = 0
+
+
+class GivenRows:
+    """model: makes the rows of images, audio and video, if the engine sends any. encoded: digest →
+    rows [n, width]."""
+
+    def __init__(self, device: str, model: Any) -> None:
         self.device = device
-        self.spans: dict[int, list[tuple[int, Tensor]]] = {}
+        self.model = model
+        self.spans: dict[int, list[Span]] = {}
+        self.encoded: dict[str, Tensor] = {}
+
+    def encode(self, batch: Batch) -> None:
+        """Make the rows of the items that the engine sends, and drop those that it names."""
+        for digest in batch.forgotten:
+            del self.encoded[digest]
+        modalities: dict[str, list[MediaItem]] = {}
+        for item in batch.encode:
+            modalities.setdefault(item.modality, []).append(item)
+        for modality, items in modalities.items():
+            arrays = [self._tensors(item.arrays) for item in items]
+            rows = self.model.encode(modality, arrays)
+            self.encoded |= {item.digest: each for item, each in zip(items, rows, strict=True)}
+
+    def _tensors(self, arrays: Mapping[str, MediaArray]) -> dict[str, Tensor]:
+        tensors = {}
+        for name, array in arrays.items():
+            values = np.frombuffer(array.data, array.dtype).reshape(array.shape)
+            tensors[name] = torch.from_numpy(values.copy()).to(self.device)
+        return tensors
 
     def add(self, new: NewRequest) -> None:
-        """Keep the embeddings in the prompt of a new request."""
-        self.spans[new.row] = []
+        """Keep what is in the prompt of a new request."""
+        self.spans[new.row] = [*self._embeddings(new), *_media(new)]
+
+    def _embeddings(self, new: NewRequest) -> Iterator[Span]:
         for embeds in new.prompt_embeds:
             flat = torch.frombuffer(bytearray(embeds.data), dtype=getattr(torch, embeds.dtype))
             rows = flat.view(embeds.shape).to(self.device)
-            self.spans[new.row].append((embeds.start, rows))
+            yield Span(embeds.start, embeds.stop, rows)
 
     def remove(self, rows: np.ndarray) -> None:
         """Free these rows."""
@@ -31,13 +70,13 @@ class GivenRows:
             self.spans.pop(row, None)
 
     def computed(self, batch: Batch) -> bool:
-        """Return whether the step computes a position whose embedding was given."""
+        """Return whether the step computes a position that has such a row."""
         counts = batch.num_scheduled_tokens.tolist()
         starts = batch.num_computed_tokens.tolist()
         return any(
-            start < first + len(rows) and first < start + count
+            start < span.stop and span.start < start + count
             for row, start, count in zip(batch.rows.tolist(), starts, counts, strict=True)
-            for first, rows in self.spans.get(row, ())
+            for span in self.spans.get(row, ())
         )
 
     def collect(self, batch: Batch, inputs: StepInputs) -> tuple[Tensor, Tensor]:
@@ -49,9 +88,21 @@ class GivenRows:
             start = int(inputs.starts[index])
             place = int(inputs.query_start_loc[index]) - start
             stop = start + int(batch.num_scheduled_tokens[index])
-            for first, rows in self.spans.get(row, ()):
-                part = rows[max(start - first, 0) : max(stop - first, 0)]
-                begin = place + max(start, first)
-                places.append(torch.arange(begin, begin + len(part)))
-                values.append(part.float())
+            for span in self.spans.get(row, ()):
+                begin = max(start, span.start)
+                end = min(stop, span.stop)
+                if begin >= end:
+                    continue
+                places.append(torch.arange(place + begin, place + end))
+                source = self.encoded[span.rows] if isinstance(span.rows, str) else span.rows
+                moved = span.first - span.start
+                values.append(source[begin + moved : end + moved].float())
         return torch.cat(places).to(self.device), torch.cat(values)
+
+
+def _media(new: NewRequest) -> Iterator[Span]:
+    for item in new.media:
+        first = 0
+        for start, count in item.places:
+            yield Span(start, start + count, item.digest, first)
+            first += count

@@ -90,7 +90,7 @@ class ModelRunner:
             max_loras=limits.max_loras,
         )
         self.stages = parts.loaded.connect(self.inputs, parts.traits)
-        self.given = GivenRows(parts.device)
+        self.given = GivenRows(parts.device, parts.loaded.model)
         self.scores = PromptScores(
             parts.sampler, parts.loaded.model.logits, self.state, self.inputs.head_adapters
         )
@@ -189,6 +189,8 @@ class ModelRunner:
             self._add(new)
         if batch.first_token_ids is not None and self.parts.next_stage is not None:
             self.state.learn(batch.rows, batch.num_computed_tokens, batch.first_token_ids)
+        if (batch.encode or batch.forgotten) and self.stages.build.stage.is_first:
+            self.given.encode(batch)
         self.state.append_blocks(batch)
         if len(batch.copy_blocks):
             self._copy_blocks(batch.copy_blocks)
@@ -206,7 +208,7 @@ class ModelRunner:
         stage = self.stages.build.stage
         if (new.params.prompt_logprobs is not None or self.scores.wanted) and stage.is_last:
             self.scores.add(new)
-        if new.prompt_embeds and stage.is_first:
+        if (new.prompt_embeds or new.media) and stage.is_first:
             self.given.add(new)
         self.ending.add(new)
 

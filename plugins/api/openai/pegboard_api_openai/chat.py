@@ -256,6 +256,7 @@ def read_request(request: ChatRequest) -> chats.ChatRequest:
         function=name,
         parallel_tool_calls=request.parallel_tool_calls is not False and not request.functions,
         cache_salt=request.cache_salt,
+        media_options=request.mm_processor_kwargs,
     )
 
 

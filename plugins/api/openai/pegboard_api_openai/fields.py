@@ -74,6 +74,7 @@ class ChatRequest(TemplateFields, GenerationFields):
     function_call: str | dict[str, Any] | None = None
     include_reasoning: bool = True
     reasoning_effort: str | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class CompletionRequest(GenerationFields):

@@ -115,12 +115,12 @@ def refusal(server: Any, path: str, body: Any, status: int = 400) -> dict[str, A
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0]",
-            "image_url",
+            "takes text only, got an item of type image",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "messages[0].content[0]",
-            "input_audio",
+            "takes text only, got an item of type audio",
         ),
         (
             {

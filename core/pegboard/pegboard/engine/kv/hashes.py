@@ -119,6 +119,10 @@ def hash_spans(request: Request, block_size: int) -> list[HashSpan]:
     for embeds in request.prompt_embeds:
         for start, stop in _pieces(embeds.start, embeds.stop, block_size):
             spans.append(HashSpan(start, stop, ("embeds", rows_digest(embeds, start, stop))))
+    for item in request.media:
+        for first, count in item.places:
+            for start, stop in _pieces(first, first + count, block_size):
+                spans.append(HashSpan(start, stop, ("media", item.digest, start - item.start)))
     for name, values in request.token_inputs.items():
         for start, stop in _pieces(0, len(values), block_size):
             spans.append(HashSpan(start, stop, (name, *values[start:stop])))

@@ -1,0 +1,230 @@
+"""Makes what the engine gets of the images, audio and videos in a prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from pegboard.data.media import MediaArray, MediaItem, MediaSource, no_media
+from pegboard.errors import RequestError, blame, expect
+from pegboard.interfaces.multimodal_processor import (
+    MediaReaderSetup,
+    MultiModalProcessorSetup,
+    MultiModalProcessorSpec,
+    Placeholder,
+    Processed,
+)
+from pegboard.plugins.importing import import_part
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.tokenizer import Tokenizer
+    from pegboard.plan.engine_plan import EnginePlan
+    from pegboard.plugins.registry import Registry
+
+GIB = 2**30
+DEFAULT_COUNT = 999
+"""How many items of a modality a prompt may have if limit_mm_per_prompt does not say (as vLLM)."""
+
+
+class Ready(NamedTuple):
+    """A processed item. runs: (first token, number) of those that are rows."""
+
+    digest: str
+    token_ids: list[int]
+    runs: list[tuple[int, int]]
+    arrays: dict[str, MediaArray]
+
+
+class MediaInputs:
+    """The processor of one model, and what it has made lately. Any thread may use it."""
+
+    def __init__(self, plan: "EnginePlan", registry: "Registry", tokenizer: "Tokenizer") -> None:
+        engine = plan.settings.engine
+        entry = registry.find("multimodal_processor", plan.multimodal_processor or "")
+        spec = registry.spec(entry)
+        assert isinstance(spec, MultiModalProcessorSpec)
+        self._plugin = entry.id
+        self._options = dict(engine.mm_processor_kwargs or {})
+        setup = MultiModalProcessorSetup(plan.checkpoint, tokenizer, self._options)
+        self._processor = registry.build(entry, setup)
+        self._limits = {name: _limit(engine.limit_mm_per_prompt, name) for name in spec.modalities}
+        with blame(entry.id):
+            self._placeholders: dict[str, Placeholder] = {
+                name: expect(
+                    self._processor.placeholder(name), Placeholder, self._processor, "placeholder"
+                )
+                for name in spec.modalities
+                if self._limits[name]
+            }
+            reader = import_part(entry, spec.reader, "reader")
+            self._reader = reader(
+                MediaReaderSetup(
+                    domains=tuple(engine.allowed_media_domains or ()),
+                    local_path=engine.allowed_local_media_path,
+                    options=engine.media_io_kwargs,
+                )
+            )
+        self._model = plan.checkpoint.digest.encode()
+        self._cache = ProcessorCache(int(engine.mm_processor_cache_gb * GIB))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Modality → the text that stands for an item in a chat."""
+        return {name: placeholder.text for name, placeholder in self._placeholders.items()}
+
+    def expand(
+        self,
+        token_ids: Sequence[int],
+        sources: Sequence[MediaSource],
+        options: Mapping[str, Any],
+    ) -> tuple[list[int], tuple[MediaItem, ...]]:
+        """Return the prompt with the tokens of its items, and the items. Raises RequestError, which
+        names the item that is wrong."""
+        counts = Counter(source.modality for source in sources)
+        for source in sources:
+            if source.modality not in self._placeholders:
+                raise no_media(source.modality, source.path, self._placeholders)
+            if counts[source.modality] > (most := self._limits[source.modality]):
+                raise RequestError(
+                    f"the prompt has {counts[source.modality]} items of type {source.modality}; at "
+                    f"most {most} may be in one (limit_mm_per_prompt)",
+                    parameter=source.path,
+                )
+        waiting = {
+            name: [source for source in sources if source.modality == name]
+            for name in self._placeholders
+        }
+        expanded: list[int] = []
+        items: list[MediaItem] = []
+        place = 0
+        while place < len(token_ids):
+            modality = self._modality_at(token_ids, place)
+            if modality is None:
+                expanded.append(token_ids[place])
+                place += 1
+                continue
+            if not waiting[modality]:
+                raise self._wrong_number(modality, counts[modality], "more")
+            ready = self._ready(waiting[modality].pop(0), options)
+            start = len(expanded)
+            places = tuple((start + first, count) for first, count in ready.runs)
+            items.append(MediaItem(modality, ready.digest, places, ready.arrays))
+            expanded += ready.token_ids
+            place += len(self._placeholders[modality].token_ids)
+        for modality, rest in waiting.items():
+            if rest:
+                raise self._wrong_number(modality, counts[modality], "fewer")
+        return expanded, tuple(items)
+
+    def _modality_at(self, token_ids: Sequence[int], place: int) -> str | None:
+        for name, placeholder in self._placeholders.items():
+            target = placeholder.token_ids
+            if token_ids[place] == target[0] and (
+                len(target) == 1 or tuple(token_ids[place : place + len(target)]) == target
+            ):
+                return name
+        return None
+
+    def _wrong_number(self, modality: str, count: int, comparison: str) -> RequestError:
+        text = self._placeholders[modality].text
+        return RequestError(
+            f"the prompt has {comparison} placeholders {text!r} than items of type {modality}, of "
+            f"which there are {count}; write one for each",
+            parameter="prompt",
+        )
+
+    def _ready(self, source: MediaSource, options: Mapping[str, Any]) -> Ready:
+        """Return a processed item, from the cache if it was there before."""
+        how = msgspec.json.encode({**self._options, **options}, order="sorted", enc_hook=repr)
+        kind = source.modality.encode()
+        if source.uuid is not None:
+            digest = _digest(b"uuid", kind, source.uuid.encode(), how, self._model)
+            if (ready := self._cache.get(digest)) is not None:
+                return ready
+            if source.value is None:
+                raise RequestError(
+                    f"{source.path}: there is no item {source.uuid[:60]!r} in the cache; send it",
+                    parameter=source.path,
+                )
+        value, identity = self._reader.read(source)
+        if source.uuid is None:
+            digest = _digest(b"content", kind, identity, how, self._model)
+            if (ready := self._cache.get(digest)) is not None:
+                return ready
+        with blame(self._plugin):
+            processed = self._processor.process(source.modality, value, options)
+            expect(processed, Processed, self._processor, "process")
+        ready = _ready_of(digest, processed)
+        self._cache.put(ready)
+        return ready
+
+
+class ProcessorCache:
+    """The items that were processed last. num_bytes: the room for their arrays."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._room = num_bytes
+        self._items: OrderedDict[str, Ready] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, digest: str) -> Ready | None:
+        with self._lock:
+            ready = self._items.get(digest)
+            if ready is not None:
+                self._items.move_to_end(digest)
+            return ready
+
+    def put(self, ready: Ready) -> None:
+        with self._lock:
+            before = self._items.pop(ready.digest, None)
+            self._room += 0 if before is None else _size(before)
+            self._items[ready.digest] = ready
+            self._room -= _size(ready)
+            while self._room < 0:
+                self._room += _size(self._items.popitem(last=False)[1])
+
+    def clear(self) -> None:
+        with self._lock:
+            self._room += sum(map(_size, self._items.values()))
+            self._items.clear()
+
+
+def _size(ready: Ready) -> int:
+    return sum(len(array.data) for array in ready.arrays.values())
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _ready_of(digest: str, processed: Processed) -> Ready:
+    token_ids = list(processed.token_ids)
+    runs: list[tuple[int, int]] = []
+    if processed.is_row is None:
+        runs.append((0, len(token_ids)))
+    else:
+        for place, is_row in enumerate(processed.is_row.tolist()):
+            if is_row and runs and sum(runs[-1]) == place:
+                runs[-1] = runs[-1][0], runs[-1][1] + 1
+            elif is_row:
+                runs.append((place, 1))
+    arrays = {
+        name: MediaArray(array.tobytes(), str(array.dtype), array.shape)
+        for name, array in processed.arrays.items()
+    }
+    return Ready(digest, token_ids, runs, arrays)
+
+
+def _limit(limits: Mapping[str, Any], modality: str) -> int:
+    """Return how many items of a modality a prompt may have."""
+    value = limits.get(modality, DEFAULT_COUNT)
+    return int(value.get("count", DEFAULT_COUNT) if isinstance(value, Mapping) else value)
