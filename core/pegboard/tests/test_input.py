@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.errors import PluginFailure, RequestError
-from pegboard.front.prompts import RequestBuilder, as_prompt
+from pegboard.front.prompt_forms import as_prompt
+from pegboard.front.prompts import RequestBuilder
 from pegboard.interfaces.api import Prompt
 from pegboard.plugins.registry import Registry
 from pegboard_testing.echo_engine import echo_plan

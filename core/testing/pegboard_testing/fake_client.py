@@ -172,9 +172,6 @@ class FakeEngineClient:
     async def adapter(self, name: str) -> "LoRARequest | None":
         return self.adapters.get(name)
 
-    def placeholders(self) -> Mapping[str, str]:
-        return {}
-
     def default_params(self) -> Mapping[str, Any]:
         return self._defaults
 

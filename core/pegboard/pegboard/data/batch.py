@@ -17,7 +17,7 @@ import numpy as np
 
 from pegboard.data.media import MediaItem
 from pegboard.data.pooling_params import PoolingParams
-from pegboard.data.request import PromptEmbeds
+from pegboard.data.request import PositionLogprobs, PromptEmbeds
 from pegboard.data.sampling_params import SamplingParams
 
 Array = np.ndarray
@@ -172,6 +172,11 @@ class Logprobs(msgspec.Struct):
     token_ids: Array  # int32 [n, k + 1]
     values: Array  # float32 [n, k + 1], natural log
     ranks: Array  # int32 [n], rank of the chosen token, 1 = most likely
+
+    def positions(self) -> list[PositionLogprobs]:
+        """Return one object for each position."""
+        columns = (self.token_ids.tolist(), self.values.tolist(), self.ranks.tolist())
+        return [PositionLogprobs(*column) for column in zip(*columns, strict=True)]
 
     @classmethod
     def concat(cls, parts: Sequence["Logprobs"]) -> "Logprobs":

@@ -18,7 +18,7 @@ gets it from here, and the requests are divided among as many steps as there are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,8 +26,8 @@ import msgspec
 import numpy as np
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import Batch, Logprobs, StepOutput, TransferReport
-from pegboard.data.request import PositionLogprobs, RequestDelta
+from pegboard.data.batch import Batch, StepOutput
+from pegboard.data.request import RequestDelta
 from pegboard.engine.admission import Admission
 from pegboard.engine.batch_builder import Entry, StepSchedule, build_batch, share_of_stage
 from pegboard.engine.encoder_cache import EncoderCache
@@ -38,7 +38,8 @@ from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.prefill_pacing import PrefillPacing
-from pegboard.engine.requests import BAD_TOKENS, LOAD_FAILED, Request
+from pegboard.engine.requests import BAD_TOKENS, Request
+from pegboard.engine.transfers import Transfers
 from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, StepLoad
 
 
@@ -90,6 +91,7 @@ class Scheduler:
         self._loras = loras
         self._encoder = encoder
         self._metrics = metrics
+        self._transfers = Transfers(limits, live)
         self._num_steps = 0
         self._pacing = PrefillPacing(limits.target_itl_s) if limits.target_itl_s else None
         self._steps: dict[int, InFlight] = {}
@@ -249,7 +251,7 @@ class Scheduler:
         left meanwhile are dropped. Requests that have ended give up what they hold at the end."""
         self._close(batch, output)
         if output.transfers:
-            self._take_reports(output.transfers)
+            self._transfers.take(output.transfers)
         ended: list[Ended] = []
         places = {row: place for place, row in enumerate(output.rows.tolist())}
         token_ids = output.token_ids.lists()
@@ -321,10 +323,10 @@ class Scheduler:
             delta.num_cached_tokens = request.num_cached_tokens
             self._live.count("external_prefix_cache_hits_total", request.num_external_tokens)
             if output.prompt_logprobs and request.row in output.prompt_logprobs:
-                positions = _positions(output.prompt_logprobs[request.row])
+                positions = output.prompt_logprobs[request.row].positions()
                 delta.prompt_logprobs = msgspec.Raw(msgspec.msgpack.encode(positions))
         if output.logprobs is not None and (logprobs := output.logprobs[place]) is not None:
-            delta.logprobs = _positions(logprobs)[: len(tokens)]
+            delta.logprobs = logprobs.positions()[: len(tokens)]
         self._metrics.tokens(request, len(tokens), now_s)
         if request.grammar is not None:
             reason = self._grammars.advance(request, tokens, delta, reason)
@@ -336,49 +338,3 @@ class Scheduler:
     def _commit(self, request: Request) -> None:
         """Commit the tokens that no step in flight can still change."""
         self._kv.commit(request, min(request.num_confirmed_tokens, len(request.all_token_ids)))
-
-    # --- update: KV transfers ---------------------------------------------------------------------
-
-    def _take_reports(self, reports: Mapping[str, TransferReport]) -> None:
-        """Apply the connectors' reports. A request whose load failed computes the rest itself, or
-        ends with an error."""
-        live = self._live
-        loaded, failed = live.connectors.update(reports)
-        for request in loaded:
-            request.status = RequestStatus.WAITING
-            self._kv.commit(request, request.num_computed_tokens)
-        for key, first_bad_token in failed.items():
-            loading = live.get(key)
-            if loading is None or loading.status not in (
-                RequestStatus.LOADING,
-                RequestStatus.RUNNING,
-            ):
-                continue
-            if self._limits.kv_load_failure_policy == "fail":
-                live.fail(loading, "error", LOAD_FAILED)
-            elif loading.status is RequestStatus.RUNNING:
-                # what it computed after the load is invalid and was not committed
-                loading.not_loaded()
-                live.preempt(loading)
-            else:
-                live.connectors.ended(loading)
-                self._continue_without(loading, first_bad_token)
-
-    def _continue_without(self, request: Request, first_bad_token: int) -> None:
-        """Handle a failed load between steps: keep the blocks if possible, and compute from the
-        first bad token on."""
-        request.status = RequestStatus.WAITING
-        request.not_loaded(first_bad_token)
-        if not self._kv.can_resume(request, first_bad_token):
-            self._live.drop_blocks(request)
-        else:
-            request.num_computed_tokens = min(request.num_computed_tokens, first_bad_token)
-            self._kv.commit(request, request.num_computed_tokens)
-
-
-def _positions(logprobs: Logprobs) -> list[PositionLogprobs]:
-    """Convert arrays to one object per position."""
-    columns = zip(
-        logprobs.token_ids.tolist(), logprobs.values.tolist(), logprobs.ranks.tolist(), strict=True
-    )
-    return [PositionLogprobs(token_ids, values, rank) for token_ids, values, rank in columns]

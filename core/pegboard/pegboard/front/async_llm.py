@@ -40,7 +40,8 @@ from pegboard.errors import EngineDeadError
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.connection import EngineConnection
 from pegboard.front.controls import AsyncControls
-from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
+from pegboard.front.prompt_forms import PromptInput, as_prompt
+from pegboard.front.prompts import RequestBuilder
 from pegboard.front.request_streams import RequestStream, RequestStreams
 from pegboard.interfaces.api import (
     CLIENT,
@@ -280,7 +281,7 @@ class AsyncLLM(AsyncControls):
     async def _add(
         self, prompt: PromptInput, params: SamplingParams | PoolingParams, options: RequestOptions
     ) -> RequestStream:
-        prompt = as_prompt(prompt)
+        prompt = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
         build = partial(
             self._builder.build,
             prompt,
@@ -336,17 +337,12 @@ class AsyncLLM(AsyncControls):
 
     get_tokenizer = tokenizer
 
-    def placeholders(self) -> Mapping[str, str]:
-        return self._builder.placeholders
-
     def models(self) -> Sequence[ServedModel]:
         """Return one entry per served name."""
         plan = self.plan
         root = plan.settings.engine.model or plan.model_names[0]
-        return [
-            ServedModel(name, root, plan.max_model_len, self._created, None, *plan.task)
-            for name in plan.model_names
-        ]
+        more = (self._created, None, *plan.task, self._builder.placeholders)
+        return [ServedModel(name, root, plan.max_model_len, *more) for name in plan.model_names]
 
     def default_params(self) -> Mapping[str, Any]:
         return self.plan.default_params

@@ -45,7 +45,7 @@ from pegboard.front.beam_search import (
 from pegboard.front.controls import SyncControls
 from pegboard.front.llm_engine import LLMEngine
 from pegboard.front.llm_pooling import results_of, score_of_classes, scored, text_pairs
-from pegboard.front.prompts import PromptInput, as_prompt
+from pegboard.front.prompt_forms import PromptInput, as_prompt
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.tokenizer import Chat, Tokenizer
 

@@ -18,7 +18,8 @@ from pegboard.engine.boundary.spawn import BUILDER, load_function
 from pegboard.errors import ConfigError, RequestError
 from pegboard.front.controls import SyncControls
 from pegboard.front.output_stream import OutputStream
-from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
+from pegboard.front.prompt_forms import PromptInput, as_prompt
+from pegboard.front.prompts import RequestBuilder
 from pegboard.interfaces.metrics import PREFIX, Reading, Totals
 from pegboard.log import get_logger
 

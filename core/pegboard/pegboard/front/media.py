@@ -40,6 +40,15 @@ class Ready(NamedTuple):
     arrays: dict[str, MediaArray]
 
 
+def make_media(
+    plan: "EnginePlan", registry: "Registry | None", tokenizer: "Tokenizer | None"
+) -> "MediaInputs | None":
+    """Return None if the engine takes only text."""
+    if plan.multimodal_processor is None or registry is None or tokenizer is None:
+        return None
+    return MediaInputs(plan, registry, tokenizer)
+
+
 class MediaInputs:
     """The processor of one model, and what it has made lately. Any thread may use it."""
 
@@ -50,7 +59,7 @@ class MediaInputs:
         assert isinstance(spec, MultiModalProcessorSpec)
         self._plugin = entry.id
         self._options = dict(engine.mm_processor_kwargs or {})
-        setup = MultiModalProcessorSetup(plan.checkpoint, tokenizer, self._options)
+        setup = MultiModalProcessorSetup(plan.checkpoint, tokenizer)
         self._processor = registry.build(entry, setup)
         self._limits = {name: _limit(engine.limit_mm_per_prompt, name) for name in spec.modalities}
         with blame(entry.id):
@@ -61,6 +70,7 @@ class MediaInputs:
                 for name in spec.modalities
                 if self._limits[name]
             }
+            self.texts = {name: each.text for name, each in self._placeholders.items()}
             reader = import_part(entry, spec.reader, "reader")
             self._reader = reader(
                 MediaReaderSetup(
@@ -71,11 +81,6 @@ class MediaInputs:
             )
         self._model = plan.checkpoint.digest.encode()
         self._cache = ProcessorCache(int(engine.mm_processor_cache_gb * GIB))
-
-    @property
-    def texts(self) -> dict[str, str]:
-        """Modality → the text that stands for an item in a chat."""
-        return {name: placeholder.text for name, placeholder in self._placeholders.items()}
 
     def expand(
         self,
@@ -140,7 +145,8 @@ class MediaInputs:
 
     def _ready(self, source: MediaSource, options: Mapping[str, Any]) -> Ready:
         """Return a processed item, from the cache if it was there before."""
-        how = msgspec.json.encode({**self._options, **options}, order="sorted", enc_hook=repr)
+        options = {**self._options, **options}
+        how = msgspec.json.encode(options, order="sorted", enc_hook=repr)
         kind = source.modality.encode()
         if source.uuid is not None:
             digest = _digest(b"uuid", kind, source.uuid.encode(), how, self._model)

@@ -1,10 +1,4 @@
-"""Turns prompts as users write them into `EngineRequest`s. It finds every mistake in a request.
-
-The accepted forms of a prompt are text, a list of token ids, {"prompt": text}, {"prompt_token_ids":
-[...]}, {"prompt_embeds": tensor}, {"prompt_token_ids": [...], "prompt_embeds": {position: tensor}}
-(each with an optional "cache_salt"), or an `interfaces.api.Prompt`. Text and ids may have
-placeholders for "multi_modal_data": {"image": one or several, …}.
-"""
+"""Turns prompts into `EngineRequest`s. It finds every mistake in a request."""
 
 from __future__ import annotations
 
@@ -17,12 +11,12 @@ import msgspec
 
 from pegboard.config.schema import structured_outputs_config
 from pegboard.data.logprobs import TokenTexts
-from pegboard.data.media import MediaItem, MediaSource, no_media
+from pegboard.data.media import MediaItem, no_media
 from pegboard.data.pooling_params import PoolingParams
-from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds
+from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame, expect
-from pegboard.front.media import MediaInputs
+from pegboard.front.media import make_media
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.pooled_prompts import first_tokens, ids_of_pair
 from pegboard.interfaces.api import Prompt
@@ -37,117 +31,12 @@ if TYPE_CHECKING:
     from pegboard.plan.engine_plan import EnginePlan
     from pegboard.plugins.registry import Registry
 
-PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
-
 TOKEN_TYPES = "token_types"
 """The name under which models declare the type of a token: 1 in the second of two texts, else 0."""
-
-_MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", *_MEDIA_KEYS)
 
 KV_PARAMETERS = "kv_transfer_params"
 """The key in `SamplingParams.extra_args` under which vLLM hands a request's parameters to KV
 connectors."""
-
-
-def as_prompt(value: PromptInput) -> Prompt:
-    """Convert any accepted form to a `Prompt`. Raises RequestError, which names what is wrong with
-    the prompt."""
-    if isinstance(value, Prompt):
-        prompt = value
-    elif isinstance(value, str):
-        prompt = Prompt(text=value)
-    elif isinstance(value, Mapping):
-        prompt = _from_mapping(value)
-    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        prompt = Prompt(token_ids=value)  # type: ignore[arg-type]  # not a str: that case is above
-    else:
-        raise RequestError(
-            f"prompt must be text, token ids or a mapping, got {type(value).__name__}",
-            parameter="prompt",
-        )
-    if prompt.embeds:
-        if prompt.text is not None:
-            raise RequestError(
-                "a prompt is either prompt_embeds, alone or beside token ids, or text; both were "
-                "given",
-                parameter="prompt_embeds",
-            )
-        return prompt
-    if prompt.text is None and prompt.token_ids is None:
-        raise RequestError("a prompt needs text or token ids", parameter="prompt")
-    if prompt.text is not None and not isinstance(prompt.text, str):
-        raise RequestError(
-            f"prompt must be text, got {type(prompt.text).__name__}", parameter="prompt"
-        )
-    return prompt
-
-
-def _from_mapping(value: Mapping[str, Any]) -> Prompt:
-    fields = {key: item for key, item in value.items() if item is not None}
-    unknown = [key for key in fields if key not in _PROMPT_KEYS]
-    if unknown:
-        raise RequestError(
-            f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}",
-            parameter=unknown[0],
-        )
-    text = fields.get("prompt")
-    token_ids = fields.get("prompt_token_ids")
-    embeds = _embeds(fields["prompt_embeds"], token_ids) if "prompt_embeds" in fields else ()
-    salt = fields.get("cache_salt")
-    return Prompt(
-        text=text,
-        token_ids=token_ids,
-        cache_salt=salt,
-        embeds=embeds,
-        media=_media(fields.get("multi_modal_data"), fields.get("multi_modal_uuids")),
-        media_options=_mapping(fields, "mm_processor_kwargs"),
-    )
-
-
-def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = fields.get(name) or {}
-    if not isinstance(value, Mapping):
-        expected = f"{name} must be a mapping, got {type(value).__name__}"
-        raise RequestError(expected, parameter=name)
-    return value
-
-
-def _embeds(value: Any, token_ids: Any) -> list[PromptEmbeds]:
-    """Return the rows of the whole prompt, or the spans of a prompt of token ids."""
-    if token_ids is None:
-        return [PromptEmbeds.of(value)]
-    if not isinstance(value, Mapping) or not all(
-        isinstance(start, int) and start >= 0 for start in value
-    ):
-        raise RequestError(
-            "prompt_embeds beside prompt_token_ids must be {position of the first row: rows}",
-            parameter="prompt_embeds",
-        )
-    return [PromptEmbeds.of(rows, start) for start, rows in sorted(value.items())]
-
-
-def _media(data: Any, uuids: Any) -> list[MediaSource]:
-    """Return the items of a prompt. data: modality → an item or a list of items; None = it is known
-    by its uuid. uuids: in the same form."""
-    sources = []
-    data = _mapping({"multi_modal_data": data}, "multi_modal_data")
-    names = _mapping({"multi_modal_uuids": uuids}, "multi_modal_uuids")
-    for modality, values in data.items():
-        items = values if isinstance(values, list) else [values]
-        given = names.get(modality)
-        of_items = given if isinstance(given, list) else [given]
-        if given is not None and len(of_items) != len(items):
-            raise RequestError(
-                f"multi_modal_uuids has {len(of_items)} names for {len(items)} items of type "
-                f"{modality}; give one for each",
-                parameter="multi_modal_uuids",
-            )
-        of_items = of_items if given is not None else [None] * len(items)
-        for index, (item, uuid) in enumerate(zip(items, of_items, strict=True)):
-            path = f"multi_modal_data.{modality}[{index}]"
-            sources.append(MediaSource(modality=str(modality), value=item, uuid=uuid, path=path))
-    return sources
 
 
 class RequestBuilder:
@@ -170,9 +59,9 @@ class RequestBuilder:
         self._validators, self._arguments = _validators(plan, registry)
         self._kv_names = _kv_names(plan, registry)
         eos_token_ids = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
-        self.media: MediaInputs | None = None
-        if plan.multimodal_processor is not None and registry is not None and tokenizer is not None:
-            self.media = MediaInputs(plan, registry, tokenizer)
+        self._media = make_media(plan, registry, tokenizer)
+        self.placeholders: Mapping[str, str] = {} if self._media is None else self._media.texts
+        """Modality → the text that stands for an item in a chat."""
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *eos_token_ids]))
 
     def get_tokenizer(self) -> "Tokenizer":
@@ -182,11 +71,6 @@ class RequestBuilder:
                 "no tokenizer: skip_tokenizer_init is set, so only token ids are served"
             )
         return self.tokenizer
-
-    @property
-    def placeholders(self) -> Mapping[str, str]:
-        """Modality → the text that stands for an item in a chat."""
-        return {} if self.media is None else self.media.texts
 
     def stream(self, request: EngineRequest, prompt: str | None) -> OutputStream:
         """Return a stream that turns the deltas of a built request into outputs. prompt: the text
@@ -444,14 +328,14 @@ class RequestBuilder:
         """Return the token ids with those of images, audio and video, and these items."""
         if not prompt.media:
             return token_ids, ()
-        if self.media is None:
+        if self._media is None:
             raise no_media(prompt.media[0].modality, prompt.media[0].path, ())
         if params.truncate_prompt_tokens is not None or prompt.embeds:
             raise RequestError(
                 "a prompt with images, audio or video cannot be truncated and has no prompt_embeds",
                 parameter="truncate_prompt_tokens" if not prompt.embeds else "prompt_embeds",
             )
-        token_ids, items = self.media.expand(token_ids, prompt.media, prompt.media_options)
+        token_ids, items = self._media.expand(token_ids, prompt.media, prompt.media_options)
         if len(token_ids) > self.plan.max_model_len - 1:
             raise self._too_long(f"{len(token_ids)} tokens, with those of its media")
         return token_ids, items

@@ -111,7 +111,8 @@ class RequestOptions:
 class ServedModel:
     """A model name that clients may use. parent: the base model's name, if this is an adapter.
     created: Unix time in seconds. task: what it makes of prompts. labels: the names of its
-    classes."""
+    classes. placeholders: modality → the text that stands for an image, say, in a chat; it has the
+    modalities that the model takes besides text."""
 
     name: str
     root: str
@@ -120,6 +121,7 @@ class ServedModel:
     parent: str | None = None
     task: Literal["generate", "embed", "classify"] = "generate"
     labels: tuple[str, ...] = ()
+    placeholders: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +157,6 @@ class EngineClient(Protocol):
 
     def tokenizer(self) -> "Tokenizer":
         """Return the served model's tokenizer."""
-
-    def placeholders(self) -> Mapping[str, str]:
-        """Return the texts that stand for items of each modality in a chat. Modalities that are not
-        there are refused."""
 
     def models(self) -> Sequence[ServedModel]:
         """Return the base model's names first, then the adapters."""

@@ -50,11 +50,8 @@ class MediaReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MultiModalProcessorSetup:
-    """options: how items are processed (mm_processor_kwargs)."""
-
     checkpoint: Checkpoint
     tokenizer: "Tokenizer"
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +80,5 @@ class MultiModalProcessor(Protocol):
 
     def process(self, modality: str, value: Any, options: Mapping[str, Any]) -> Processed:
         """Process one item, as a `MediaReader` returns it. The result depends on nothing else, so
-        it is kept. options: of the request; they go before those of the setup. Raises
-        RequestError for options that it does not take."""
+        it is kept. options: how to process it (mm_processor_kwargs). Raises RequestError for
+        options that it does not take."""
