@@ -341,8 +341,18 @@ class AsyncLLM(AsyncControls):
         """Return one entry per served name."""
         plan = self.plan
         root = plan.settings.engine.model or plan.model_names[0]
-        more = (self._created, None, *plan.task, self._builder.placeholders)
-        return [ServedModel(name, root, plan.max_model_len, *more) for name in plan.model_names]
+        return [
+            ServedModel(
+                name,
+                root,
+                plan.max_model_len,
+                self._created,
+                None,
+                *plan.task,
+                self._builder.placeholders,
+            )
+            for name in plan.model_names
+        ]
 
     def default_params(self) -> Mapping[str, Any]:
         return self.plan.default_params

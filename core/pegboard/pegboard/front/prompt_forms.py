@@ -1,0 +1,120 @@
+"""The forms in which users write prompts: text, a list of token ids, {"prompt": text},
+{"prompt_token_ids": [...]}, {"prompt_embeds": tensor}, {"prompt_token_ids": [...], "prompt_embeds":
+{position: tensor}} (each with an optional "cache_salt"), or an `interfaces.api.Prompt`. Text and
+ids may have placeholders for "multi_modal_data": {"image": one or several, …}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.data.media import MediaSource
+from pegboard.data.request import PromptEmbeds
+from pegboard.errors import RequestError
+from pegboard.interfaces.api import Prompt
+
+PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
+
+_MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", *_MEDIA_KEYS)
+
+
+def as_prompt(value: PromptInput) -> Prompt:
+    """Convert any accepted form to a `Prompt`. Raises RequestError, which names what is wrong with
+    the prompt."""
+    if isinstance(value, Prompt):
+        prompt = value
+    elif isinstance(value, str):
+        prompt = Prompt(text=value)
+    elif isinstance(value, Mapping):
+        prompt = _from_mapping(value)
+    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        prompt = Prompt(token_ids=value)  # type: ignore[arg-type]  # not a str: that case is above
+    else:
+        raise RequestError(
+            f"prompt must be text, token ids or a mapping, got {type(value).__name__}",
+            parameter="prompt",
+        )
+    if prompt.embeds:
+        if prompt.text is not None:
+            raise RequestError(
+                "a prompt is either prompt_embeds, alone or beside token ids, or text; both were "
+                "given",
+                parameter="prompt_embeds",
+            )
+        return prompt
+    if prompt.text is None and prompt.token_ids is None:
+        raise RequestError("a prompt needs text or token ids", parameter="prompt")
+    if prompt.text is not None and not isinstance(prompt.text, str):
+        raise RequestError(
+            f"prompt must be text, got {type(prompt.text).__name__}", parameter="prompt"
+        )
+    return prompt
+
+
+def _from_mapping(value: Mapping[str, Any]) -> Prompt:
+    fields = {key: item for key, item in value.items() if item is not None}
+    unknown = [key for key in fields if key not in _PROMPT_KEYS]
+    if unknown:
+        raise RequestError(
+            f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}",
+            parameter=unknown[0],
+        )
+    text = fields.get("prompt")
+    token_ids = fields.get("prompt_token_ids")
+    embeds = _embeds(fields["prompt_embeds"], token_ids) if "prompt_embeds" in fields else ()
+    salt = fields.get("cache_salt")
+    return Prompt(
+        text=text,
+        token_ids=token_ids,
+        cache_salt=salt,
+        embeds=embeds,
+        media=_media(fields.get("multi_modal_data"), fields.get("multi_modal_uuids")),
+        media_options=_mapping(fields, "mm_processor_kwargs"),
+    )
+
+
+def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name) or {}
+    if not isinstance(value, Mapping):
+        expected = f"{name} must be a mapping, got {type(value).__name__}"
+        raise RequestError(expected, parameter=name)
+    return value
+
+
+def _embeds(value: Any, token_ids: Any) -> list[PromptEmbeds]:
+    """Return the rows of the whole prompt, or the spans of a prompt of token ids."""
+    if token_ids is None:
+        return [PromptEmbeds.of(value)]
+    if not isinstance(value, Mapping) or not all(
+        isinstance(start, int) and start >= 0 for start in value
+    ):
+        raise RequestError(
+            "prompt_embeds beside prompt_token_ids must be {position of the first row: rows}",
+            parameter="prompt_embeds",
+        )
+    return [PromptEmbeds.of(rows, start) for start, rows in sorted(value.items())]
+
+
+def _media(data: Any, uuids: Any) -> list[MediaSource]:
+    """Return the items of a prompt. data: modality → an item or a list of items; None = it is known
+    by its uuid. uuids: in the same form."""
+    sources = []
+    data = _mapping({"multi_modal_data": data}, "multi_modal_data")
+    names = _mapping({"multi_modal_uuids": uuids}, "multi_modal_uuids")
+    for modality, values in data.items():
+        items = values if isinstance(values, list) else [values]
+        given = names.get(modality)
+        of_items = given if isinstance(given, list) else [given]
+        if given is not None and len(of_items) != len(items):
+            raise RequestError(
+                f"multi_modal_uuids has {len(of_items)} names for {len(items)} items of type "
+                f"{modality}; give one for each",
+                parameter="multi_modal_uuids",
+            )
+        of_items = of_items if given is not None else [None] * len(items)
+        for index, (item, uuid) in enumerate(zip(items, of_items, strict=True)):
+            path = f"multi_modal_data.{modality}[{index}]"
+            sources.append(MediaSource(modality=str(modality), value=item, uuid=uuid, path=path))
+    return sources

@@ -1,0 +1,112 @@
+"""Contract tests of the kind `multimodal_processor`. A plugin's test file:
+
+class TestMyProcessor(MultiModalProcessorContract):
+    def tokenizer(self) -> Tokenizer:
+        return a tokenizer of the model
+
+    def processor(self) -> MultiModalProcessor:
+        return MyProcessor(None, MultiModalProcessorSetup(a checkpoint, self.tokenizer()))
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [("image", random_image(20, 30)), …]
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegboard.errors import RequestError
+from pegboard.interfaces.multimodal_processor import MultiModalProcessor, Placeholder, Processed
+from pegboard.interfaces.tokenizer import Tokenizer
+
+
+def random_image(width: int, height: int, seed: int = 0) -> Any:
+    """Return an RGB PIL image of random pixels."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+class MultiModalProcessorContract:
+    """Every processor passes these. Override `tokenizer`, `processor` and `items`."""
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer."""
+        raise AssertionError("override MultiModalProcessorContract.tokenizer")
+
+    def processor(self) -> MultiModalProcessor:
+        """Return a new processor."""
+        raise AssertionError("override MultiModalProcessorContract.processor")
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return (modality, value) of items of all modalities and of many sizes."""
+        raise AssertionError("override MultiModalProcessorContract.items")
+
+    def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int | None:
+        """Return how many rows the model's `encode` makes of these arrays, if the test can tell."""
+        return None
+
+    def process(self, modality: str, value: Any) -> Processed:
+        processed = self.processor().process(modality, value, {})
+        assert isinstance(processed, Processed), f"process() returned {processed!r:.60}"
+        return processed
+
+    def test_a_placeholder_is_in_its_text(self) -> None:
+        for modality in {modality for modality, _ in self.items()}:
+            placeholder = self.processor().placeholder(modality)
+            assert isinstance(placeholder, Placeholder)
+            ids = self.tokenizer().encode(placeholder.text, add_special_tokens=False)
+            target = list(placeholder.token_ids)
+            starts = range(len(ids) - len(target) + 1)
+            count = sum(ids[start : start + len(target)] == target for start in starts)
+            assert count == 1, f"{placeholder.text!r} is {ids}, which must have {target} once"
+
+    def test_tokens_rows_and_arrays_fit(self) -> None:
+        for modality, value in self.items():
+            processed = self.process(modality, value)
+            tokens = list(processed.token_ids)
+            assert tokens and all(type(token) is int and token >= 0 for token in tokens)
+            is_row = processed.is_row
+            if is_row is not None:
+                assert is_row.dtype == bool and is_row.shape == (len(tokens),)
+            count = len(tokens) if is_row is None else int(is_row.sum())
+            assert count, "an item without rows says nothing"
+            for name, array in processed.arrays.items():
+                assert isinstance(name, str) and isinstance(array, np.ndarray)
+                assert array.dtype.kind in "fiub", f"{name} has the type {array.dtype}"
+            made = self.num_rows(modality, processed.arrays)
+            assert made in (None, count), f"{count} placeholders for {made} rows"
+
+    def test_the_result_depends_on_the_item_only(self) -> None:
+        """Again, in other threads, and after other items."""
+        processor = self.processor()
+        items = self.items()
+        expected = [self.process(modality, value) for modality, value in items]
+        with ThreadPoolExecutor(4) as threads:
+            results = list(threads.map(lambda item: processor.process(*item, {}), items * 2))
+        for one, other in zip(expected * 2, results, strict=True):
+            assert list(one.token_ids) == list(other.token_ids)
+            assert one.arrays.keys() == other.arrays.keys()
+            for name, array in one.arrays.items():
+                np.testing.assert_array_equal(array, other.arrays[name])
+
+    def test_the_item_is_not_changed(self) -> None:
+        for modality, value in self.items():
+            before = copy.deepcopy(value)
+            self.process(modality, value)
+            if isinstance(value, tuple):
+                np.testing.assert_array_equal(before[0], value[0])
+            else:
+                np.testing.assert_array_equal(np.asarray(before), np.asarray(value))
+
+    def test_unknown_options_are_refused(self) -> None:
+        modality, value = self.items()[0]
+        with pytest.raises(RequestError, match="no_such_option"):
+            self.processor().process(modality, value, {"no_such_option": 1})
