@@ -165,7 +165,7 @@ class MediaInputs:
         with blame(self._plugin):
             processed = self._processor.process(source.modality, value, options)
             expect(processed, Processed, self._processor, "process")
-        ready = _ready_of(digest, processed)
+            ready = _ready_of(digest, processed)
         self._cache.put(ready)
         return ready
 
@@ -223,6 +223,8 @@ def _ready_of(digest: str, processed: Processed) -> Ready:
                 runs[-1] = runs[-1][0], runs[-1][1] + 1
             elif is_row:
                 runs.append((place, 1))
+    if not runs:
+        raise ValueError("process() returned an item without rows")
     arrays = {
         name: MediaArray(array.tobytes(), str(array.dtype), array.shape)
         for name, array in processed.arrays.items()

@@ -1,0 +1,273 @@
+"""Images, audio and video in prompts: which item a placeholder stands for, what the engine gets,
+and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pegboard.data.media import MediaItem, MediaSource, take_media
+from pegboard.data.request import EngineRequest
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.errors import RequestError
+from pegboard.front.prompt_forms import as_prompt
+from pegboard.front.prompts import RequestBuilder
+from pegboard.interfaces.api import Prompt
+from pegboard.plugins.registry import Registry
+from pegboard_testing.echo_engine import echo_plan
+from pegboard_testing.fake_client import BOS, ByteTokenizer
+from pegboard_testing.fake_distributions import FakeDistributions, spec_source
+
+SOURCE = '''
+import numpy as np
+from pegboard.interfaces.multimodal_processor import Placeholder, Processed
+
+class Reader:
+    """The text of an item is its value and its identity."""
+
+    def __init__(self, setup):
+        self.setup = setup
+        self.read_values = []
+
+    def read(self, source):
+        self.read_values.append(source.value)
+        return source.value, source.value.encode()
+
+class Processor:
+    """Every letter becomes a row, with its number as the token; a dot is a token without a row."""
+
+    def __init__(self, options, setup):
+        self.calls = []
+
+    def placeholder(self, modality):
+        text = f"<{modality[0]}>"
+        return Placeholder(text, tuple(text.encode()))
+
+    def process(self, modality, value, options):
+        self.calls.append((modality, value, dict(options)))
+        letters = np.array([ord(letter) for letter in value], np.int32)
+        is_row = letters != ord(".")
+        return Processed(letters.tolist(), {"letters": letters}, is_row)
+'''
+MakeBuilder = Callable[..., RequestBuilder]
+
+
+@pytest.fixture
+def make_builder(fake_distributions: FakeDistributions) -> MakeBuilder:
+    spec = spec_source(
+        "multimodal_processor",
+        implementation="acme_media_code:Processor",
+        reader="acme_media_code:Reader",
+        modalities=("image", "audio"),
+    )
+    entry = {"multimodal_processor": {"Echo": "acme_media:SPEC"}}
+    modules = {"acme_media": spec, "acme_media_code": SOURCE}
+    fake_distributions.add("acme-media", entry, modules)
+    registry = Registry(fake_distributions.scan())
+
+    def make(**engine: Any) -> RequestBuilder:
+        plan = replace(echo_plan(**engine), multimodal_processor="acme-media:Echo")
+        return RequestBuilder(plan, ByteTokenizer(), registry)
+
+    return make
+
+
+def built(builder: RequestBuilder, prompt: Any, **params: Any) -> EngineRequest:
+    return builder.build(as_prompt(prompt), SamplingParams(**params), "r")
+
+
+def data(text: str, image: Any = None, **more: Any) -> dict[str, Any]:
+    media = {name: value for name, value in {"image": image, **more}.items() if value is not None}
+    return {"prompt": text, "multi_modal_data": media}
+
+
+def test_items_take_the_places_of_their_placeholders(make_builder: MakeBuilder) -> None:
+    builder = make_builder()
+    assert builder.placeholders == {"image": "<i>", "audio": "<a>"}
+    request = built(builder, data("x<i>y<a><i>", ["ab", "c..de"], audio="f"))
+    assert request.prompt_token_ids == [BOS, *b"xabyfc..de"]
+    shown = [(item.modality, item.places) for item in request.media]
+    assert shown == [
+        ("image", ((2, 2),)),
+        ("audio", ((5, 1),)),
+        ("image", ((6, 1), (9, 2))),
+    ]
+    last = request.media[2]
+    assert (last.start, last.stop, last.num_rows) == (6, 11, 3)
+    array = last.arrays["letters"]
+    assert (array.dtype, array.shape, len(array.data)) == ("int32", (5,), 20)
+
+
+def test_token_ids_may_have_placeholders(make_builder: MakeBuilder) -> None:
+    prompt = {"prompt_token_ids": list(b"1<i>2"), "multi_modal_data": {"image": "abc"}}
+    assert built(make_builder(), prompt).prompt_token_ids == list(b"1abc2")
+
+
+@given(st.lists(st.sampled_from(["<i>", "<a>", "q", "<", "i", "<i"]), max_size=12))
+def test_random_prompts(pieces: list[str]) -> None:
+    """Hypothesis needs no new registry for each example."""
+    text = "".join(pieces)
+    counts = {"image": text.count("<i>"), "audio": text.count("<a>")}
+    items = {name: [f"{name}{i}" for i in range(count)] for name, count in counts.items()}
+    waiting = {name: iter(values) for name, values in items.items()}
+    expected = ""
+    place = 0
+    while place < len(text):
+        modality = {"<i>": "image", "<a>": "audio"}.get(text[place : place + 3])
+        expected += text[place] if modality is None else next(waiting[modality])
+        place += 1 if modality is None else 3
+    request = built(RANDOM[0], {"prompt": text or "z", "multi_modal_data": items})
+    assert bytes(request.prompt_token_ids[1:]).decode() == (expected or "z")
+
+
+RANDOM: list[RequestBuilder] = []
+
+
+@pytest.fixture(autouse=True)
+def shared_builder(make_builder: MakeBuilder) -> None:
+    RANDOM[:] = [make_builder()]
+
+
+def test_an_item_is_processed_once(make_builder: MakeBuilder) -> None:
+    builder = make_builder()
+    processor = builder._media._processor  # type: ignore[union-attr]
+    first = built(builder, data("<i><i>", ["ab", "ab"]))
+    again = built(builder, data("q<i>", "ab"))
+    assert processor.calls == [("image", "ab", {})]
+    assert {item.digest for item in (*first.media, *again.media)} == {first.media[0].digest}
+    other = built(builder, {**data("<i>", "ab"), "mm_processor_kwargs": {"size": 3}})
+    sound = built(builder, data("<a>", audio="ab"))
+    assert processor.calls[1:] == [("image", "ab", {"size": 3}), ("audio", "ab", {})]
+    digests = [one.media[0].digest for one in (first, other, sound)]
+    assert len(set(digests)) == 3, "options and modality are part of what an item is"
+
+
+def test_the_engine_options_are_the_default(make_builder: MakeBuilder) -> None:
+    builder = make_builder(mm_processor_kwargs={"size": 2, "crop": 1})
+    built(builder, {**data("<i>", "ab"), "mm_processor_kwargs": {"size": 3}})
+    processor = builder._media._processor  # type: ignore[union-attr]
+    assert processor.calls == [("image", "ab", {"size": 3, "crop": 1})]
+
+
+def test_a_name_stands_for_an_item_that_is_kept(make_builder: MakeBuilder) -> None:
+    builder = make_builder()
+    reader = builder._media._reader  # type: ignore[union-attr]
+    named = {**data("<i>", ["ab"]), "multi_modal_uuids": {"image": ["cat"]}}
+    first = built(builder, named)
+    later = {"prompt": "<i>", "multi_modal_data": {"image": [None]}}
+    again = built(builder, {**later, "multi_modal_uuids": {"image": ["cat"]}})
+    assert again.media == first.media and reader.read_values == ["ab"]
+    with pytest.raises(RequestError, match="no item 'dog' in the cache; send it"):
+        built(builder, {**later, "multi_modal_uuids": {"image": ["dog"]}})
+    with pytest.raises(RequestError, match="2 names for 1 items"):
+        built(builder, {**named, "multi_modal_uuids": {"image": ["a", "b"]}})
+
+
+def test_the_cache_has_a_size(make_builder: MakeBuilder) -> None:
+    builder = make_builder(mm_processor_cache_gb=100 / 2**30)  # 25 letters
+    processor = builder._media._processor  # type: ignore[union-attr]
+    values = ["a" * 10, "b" * 10, "c" * 10]
+    for value in (*values, values[1], values[0], "d" * 99, "d" * 99):
+        built(builder, data("<i>", value))
+    processed = [value[0] for _, value, _ in processor.calls]
+    assert processed == ["a", "b", "c", "a", "d", "d"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "told"),
+    [
+        (data("<i><i>", "a"), {}, "more placeholders '<i>' than items of type image, of which"),
+        (data("<i>", ["a", "b"]), {}, "fewer placeholders '<i>' than items of type image"),
+        (data("<v>", video="a"), {}, "takes text, image, audio only, got an item of type video"),
+        (
+            data("<i><i>", ["a", "b"]),
+            {"limit_mm_per_prompt": {"image": 1}},
+            "2 items of type image; at most 1 may be in one",
+        ),
+        (
+            data("<i>", "a"),
+            {"limit_mm_per_prompt": {"image": {"count": 0}}},
+            "takes text, audio only",
+        ),
+        (data("<i>", "a" * 99), {"max_model_len": 40}, "100 tokens, with those of its media"),
+        ({"prompt": "<i>", "multi_modal_data": ["a"]}, {}, "must be a mapping, got list"),
+    ],
+)
+def test_wrong_prompts(
+    make_builder: MakeBuilder, prompt: Any, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(RequestError, match=told):
+        built(make_builder(**settings), prompt)
+
+
+def test_truncation_would_cut_items(make_builder: MakeBuilder) -> None:
+    with pytest.raises(RequestError, match="cannot be truncated"):
+        built(make_builder(), data("<i>", "a"), truncate_prompt_tokens=3)
+
+
+def test_a_model_of_text() -> None:
+    builder = RequestBuilder(echo_plan(), ByteTokenizer())
+    assert builder.placeholders == {}
+    prompt = Prompt(text="x", media=[MediaSource(modality="image", value="a", path="here")])
+    with pytest.raises(RequestError, match="here: this model takes text only") as refused:
+        builder.build(prompt, SamplingParams(), "r")
+    assert refused.value.parameter == "here"
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def test_media_are_taken_out_of_messages() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:x"}, "uuid": "u"}
+    sound = {"type": "input_audio", "input_audio": {"data": "AAA=", "format": "mp3"}}
+    text = {"type": "text", "text": "What is this?"}
+    messages = [
+        {"role": "system", "content": "plain"},
+        {"role": "user", "content": [image, text, sound]},
+    ]
+    taken, sources = take_media(messages, {"image": "<i>", "audio": "<a>"})
+    assert taken[0] is messages[0]
+    assert taken[1]["content"] == [
+        {"type": "image", "placeholder": "<i>"},
+        text,
+        {"type": "audio", "placeholder": "<a>"},
+    ]
+    path = "messages[1].content"
+    assert sources == [
+        MediaSource(modality="image", value="data:x", uuid="u", path=f"{path}[0]"),
+        MediaSource(modality="audio", value="data:audio/mp3;base64,AAA=", path=f"{path}[2]"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"type": "image_url", "image_url": {}}, "image_url must be {'url': …}, got {}"),
+        ({"type": "image_url", "image_url": {"url": 3}}, "image_url must be"),
+        ({"type": "image_url", "image_url": {"url": "x"}, "uuid": 3}, "uuid must be a string"),
+        ({"type": "input_audio", "input_audio": "x"}, "input_audio must be {'data': base64"),
+        ({"type": "video_url", "video_url": {"url": "x"}}, "takes text, image, audio only"),
+    ],
+)
+def test_wrong_parts_of_messages(part: dict[str, Any], told: str) -> None:
+    with pytest.raises(RequestError, match=told) as refused:
+        take_media([{"role": "user", "content": ["x", part]}], {"image": "<i>", "audio": "<a>"})
+    assert refused.value.parameter == "messages[0].content[1]"
+
+
+def test_hashes_of_blocks_tell_items_apart() -> None:
+    from pegboard.engine.kv.hashes import hash_spans
+    from pegboard.engine.requests import Request
+
+    item = MediaItem("image", "d", ((3, 2), (6, 4)), {})
+    source = EngineRequest(
+        request_id="r", prompt_token_ids=[0] * 12, params=SamplingParams(), media=(item,)
+    )
+    spans = hash_spans(Request.of(source), 4)
+    assert [(span.start, span.stop) for span in spans] == [(3, 4), (4, 5), (6, 8), (8, 10)]
+    assert len({span.key for span in spans}) == 4
