@@ -1,0 +1,132 @@
+"""Tiny checkpoints of transformers models that read images, with a tokenizer and a real image
+processor, and the comparison with what transformers computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_models import SIZES, TOLERANCE, VOCAB_SIZE, open_llm
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+from pegboard import LLM, SamplingParams
+from pegboard_testing.contract_multimodal_processor import random_image
+
+NUM_TEXT_TOKENS = 100
+"""Words "w0" … of the tokenizer. The ids after them are those of special tokens."""
+MEDIA_TEXT = {
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 512,
+    **{name: value for name, value in SIZES.items() if name != "max_position_embeddings"},
+}
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] == 'user' and 'w1 ' or 'w2 ' }}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}MARK {% else %}{{ part['text'] }} {% endif %}"
+    "{% endfor %}{% endfor %}w3"
+)
+Prompt = dict[str, Any]
+
+
+def make_tokenizer(special: Sequence[str], mark: str) -> Any:
+    """Return a tokenizer of words w0 … w99, and of special tokens from number 100 on. mark: what
+    the chat template writes for an image."""
+    vocabulary = {f"w{number}": number for number in range(NUM_TEXT_TOKENS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", pad_token="w0")
+    fast.chat_template = TEMPLATE.replace("MARK", mark)
+    return fast
+
+
+@dataclass
+class MediaReference:
+    """A transformers model, and its checkpoint on disk. inputs: a prompt → the arguments of the
+    model."""
+
+    directory: Path
+    model: Any
+    inputs: Callable[[Prompt], Mapping[str, torch.Tensor]]
+
+    def logprobs(self, prompt: Prompt, outputs: Sequence[int]) -> torch.Tensor:
+        """[n, V]: the log-softmax of the logits that choose each of n outputs, and the next one."""
+        given = dict(self.inputs(prompt))
+        ids = torch.cat([given["input_ids"], torch.tensor([list(outputs)], dtype=torch.long)], 1)
+        given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        with torch.no_grad():
+            logits = self.model(**given).logits[0]
+        return logits[-len(outputs) - 1 :].float().log_softmax(-1)
+
+
+def make_media_model(model_type: str, **config: Any) -> Any:
+    """Return a tiny transformers model. Every tensor is random."""
+    torch.manual_seed(7)
+    model = AutoModelForImageTextToText.from_config(
+        AutoConfig.for_model(model_type, **config), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = 1.0 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.1
+            parameter.add_(torch.randn(parameter.shape) * spread)
+    return model
+
+
+def prompt(*parts: Any, mark: str = "<image>") -> Prompt:
+    """Return a prompt of words and images. parts: numbers of words, or images."""
+    texts = [f"w{part}" if isinstance(part, int) else mark for part in parts]
+    images = [part for part in parts if not isinstance(part, int)]
+    media = {"multi_modal_data": {"image": images}} if images else {}
+    return {"prompt": " ".join(texts), **media}
+
+
+def some_prompts(mark: str = "<image>") -> list[Prompt]:
+    """Return prompts with no, one and two images of different sizes."""
+    wide = random_image(40, 20, seed=1)
+    tall = random_image(13, 50, seed=2)
+    return [
+        prompt(5, wide, 6, 7, mark=mark),
+        prompt(*range(8, 30), mark=mark),
+        prompt(tall, 9, wide, 10, mark=mark),
+        prompt(11, wide, tall, 12, 13, 14, mark=mark),
+        prompt(wide, mark=mark),
+    ]
+
+
+def open_media_llm(directory: Path, **settings: Any) -> LLM:
+    return open_llm(
+        directory, **{"skip_tokenizer_init": False, "kv_cache_memory_bytes": 8 << 20, **settings}
+    )
+
+
+def check_media(
+    reference: MediaReference,
+    prompts: Sequence[Prompt],
+    *,
+    num_tokens: int = 6,
+    tolerance: float = TOLERANCE,
+    repeats: int = 1,
+    **settings: Any,
+) -> None:
+    """Compare the logprobs of the whole vocabulary for every output, and every greedy choice. All
+    prompts run together, `repeats` times."""
+    params = SamplingParams(max_tokens=num_tokens, temperature=0, logprobs=-1, ignore_eos=True)
+    with open_media_llm(reference.directory, **settings) as llm:
+        runs = [llm.generate(list(prompts), params, use_tqdm=False) for _ in range(repeats)]
+    for one, *others in zip(prompts, *runs, strict=True):
+        for output in others:
+            check_output(reference, one, output.outputs[0], tolerance)
+
+
+def check_output(reference: MediaReference, one: Prompt, answer: Any, tolerance: float) -> None:
+    outputs = list(answer.token_ids)
+    expected = reference.logprobs(one, outputs)
+    assert outputs == expected[:-1].argmax(-1).tolist(), f"{one['prompt']}"
+    for position, row in enumerate(answer.logprobs):
+        values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
+        worst = (values - expected[position]).abs().max().item()
+        assert worst < tolerance, f"{one['prompt']}: output {position} is off by {worst}"
