@@ -73,8 +73,8 @@ class Decoder(nn.Module):
     def embed(self, input_ids: Tensor) -> Tensor:
         return scaled(self.embedding(input_ids), self.embed_scale)
 
-    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        return self.layers(hidden, None if self.rope is None else self.rope(positions))
+    def forward(self, hidden: Tensor, *positions: Tensor) -> Tensor:
+        return self.layers(hidden, None if self.rope is None else self.rope(*positions))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return scaled(self.head(hidden), self.logits_scale)

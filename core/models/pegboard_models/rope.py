@@ -44,7 +44,28 @@ def scaled_rope(
         raise ModelError(
             f"{wrong} has no finite frequency for each of the {rotary_dim / 2} pairs of channels"
         )
-    return Rope(build, frequencies, length, magnitude)
+    return Rope(build, frequencies, length, magnitude, axes_of_pairs(settings, rotary_dim // 2))
+
+
+def axes_of_pairs(scaling: Mapping[str, Any], num_pairs: int) -> Tensor | None:
+    """Return the axis (0 time, 1 height, 2 width) of each pair of channels, if `mrope_section` says
+    how many pairs each has: one axis after the other, or, with `mrope_interleaved`, in turns for as
+    long as the second and third last (Bai et al. 2025, "Qwen3-VL"). Raises ModelError if they are
+    not three numbers of pairs."""
+    sections = scaling.get("mrope_section")
+    if sections is None:
+        return None
+    if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != num_pairs:
+        raise ModelError(
+            f"mrope_section is {sections}; expected the numbers of pairs of channels of three "
+            f"axes, {num_pairs} together"
+        )
+    axes = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+    if scaling.get("mrope_interleaved"):
+        axes = torch.zeros(num_pairs, dtype=torch.int64)
+        for axis in (1, 2):
+            axes[axis : 3 * sections[axis] : 3] = axis
+    return axes
 
 
 def stretched_positions(scaling: Mapping[str, Any], max_positions: int) -> int:

@@ -52,7 +52,13 @@ class Processor:
         self.calls.append((modality, value, dict(options)))
         letters = np.array([ord(letter) for letter in value], np.int32)
         is_row = letters != ord(".")
-        return Processed(letters.tolist(), {"letters": letters}, is_row)
+        return Processed(letters.tolist(), {"letters": letters}, is_row, {"size": len(value)})
+
+    def inputs(self, token_ids, items):
+        numbers = [0] * len(token_ids)
+        for item in items:
+            numbers[item.start : item.stop] = [item.facts["size"]] * (item.stop - item.start)
+        return {"sizes": numbers}
 '''
 MakeBuilder = Callable[..., RequestBuilder]
 
@@ -97,6 +103,7 @@ def test_items_take_the_places_of_their_placeholders(make_builder: MakeBuilder) 
         ("audio", ((5, 1),)),
         ("image", ((6, 1), (9, 2))),
     ]
+    assert request.token_inputs == {"sizes": [0, 0, 2, 2, 0, 1, 5, 5, 5, 5, 5]}
     last = request.media[2]
     assert (last.start, last.stop, last.num_rows) == (6, 11, 3)
     array = last.arrays["letters"]

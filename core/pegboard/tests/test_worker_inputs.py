@@ -49,9 +49,15 @@ class Twin:
         )
         plan = KVPlan(groups, 999, 1, 4)
         self.plan = plan
-        self.state = RowState(ROWS, CAPACITY, plan, ["kinds"])
+        self.state = RowState(ROWS, CAPACITY, plan, ["kinds", "same", "shift"])
         self.builder = InputBuilder(
-            plan, max_tokens=200, max_rows=ROWS, state=self.state, device="cpu", context=CONTEXT
+            plan,
+            max_tokens=200,
+            max_rows=ROWS,
+            state=self.state,
+            device="cpu",
+            context=CONTEXT,
+            axes=["same", "shift"],
         )
         self.rows: dict[int, Row] = {}
         self.next_block = 1
@@ -116,7 +122,7 @@ class Twin:
                         params,
                         None,
                         tables,
-                        token_inputs={"kinds": row.kinds, "unknown": [9]} if row.kinds else {},
+                        token_inputs=inputs_of(row.kinds),
                     )
                 )
             else:
@@ -209,6 +215,11 @@ def test_inputs_equal_the_same_made_by_hand(data: st.DataObject) -> None:
             )
 
 
+def inputs_of(kinds: list[int]) -> dict[str, list[int]]:
+    """Return the inputs of a request: the second axis is smaller by the kind of the token."""
+    return {"kinds": kinds, "shift": [-kind for kind in kinds], "unknown": [9]} if kinds else {}
+
+
 def stored_of(num_tokens: int) -> list[int]:
     """Return which of the first tokens the rank of CONTEXT has."""
     return [position for position in range(num_tokens) if position // 2 % 3 == 1]
@@ -228,7 +239,8 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
         span = range(row.num_computed, row.num_computed + count + len(proposed))
         full = [*row.tokens[: row.num_computed + count], *proposed]
         ids += [full[p] for p in span]
-        kinds += [row.kinds[p] if p < len(row.kinds) else 0 for p in span]
+        known = row.kinds or [0]
+        kinds += [known[min(p, len(known) - 1)] for p in span]
         positions += span
         for g, size in enumerate(twin.sizes[:2]):
             slots[g] += [row.tables[g][p // size] * size + p % size for p in span]
@@ -249,7 +261,9 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
     more = input_ids[num_tokens:].numel()  # padding
     assert declared.tolist() == kinds + [0] * more
     assert input_ids.tolist() == ids + [0] * more
-    assert inputs.positions.tolist() == positions + [0] * more
+    shifted = [position - kind for position, kind in zip(positions, kinds, strict=True)]
+    for axis, places in zip(inputs.positions, (positions, shifted), strict=True):
+        assert axis.tolist() == places + [0] * more
     assert (
         list(range(num_tokens)) if inputs.logits_index is None else inputs.logits_index.tolist()
     ) == index
@@ -299,7 +313,7 @@ def test_buffers_keep_their_addresses() -> None:
         inputs = twin.builder.build(twin.batch([(0, length, [])], [], [], []))
         tensors = (
             *inputs.to_embed,
-            inputs.positions,
+            inputs.positions[0],
             inputs.groups[0].slot_mapping,
             inputs.groups[0].block_table,
         )
@@ -348,7 +362,7 @@ def test_prompt_logprobs_do_not_depend_on_the_chunks(
         assert not found, "delivered before the end of the prompt"
         batch = twin.batch([(2, count, [])], [], [], [])
         inputs = twin.builder.build(batch)
-        hidden = inputs.positions[:, None].float().expand(-1, 3).contiguous()
+        hidden = inputs.positions[0][:, None].float().expand(-1, 3).contiguous()
         found = scores.collect(batch, inputs, hidden) or found
         row.num_computed += count
     assert found[2].token_ids[:, 0].tolist() == tokens[1:]

@@ -16,6 +16,7 @@ from pegboard.interfaces.multimodal_processor import (
     MediaReaderSetup,
     MultiModalProcessorSetup,
     MultiModalProcessorSpec,
+    PlacedItem,
     Placeholder,
     Processed,
 )
@@ -31,6 +32,14 @@ DEFAULT_COUNT = 999
 """How many items of a modality a prompt may have if limit_mm_per_prompt does not say (as vLLM)."""
 
 
+class Expanded(NamedTuple):
+    """A prompt with the tokens of its items. inputs: other inputs of the model, for each token."""
+
+    token_ids: list[int]
+    items: tuple[MediaItem, ...]
+    inputs: dict[str, list[int]]
+
+
 class Ready(NamedTuple):
     """A processed item. runs: (first token, number) of those that are rows."""
 
@@ -38,6 +47,7 @@ class Ready(NamedTuple):
     token_ids: list[int]
     runs: list[tuple[int, int]]
     arrays: dict[str, MediaArray]
+    facts: Mapping[str, Any]
 
 
 def make_media(
@@ -87,9 +97,9 @@ class MediaInputs:
         token_ids: Sequence[int],
         sources: Sequence[MediaSource],
         options: Mapping[str, Any],
-    ) -> tuple[list[int], tuple[MediaItem, ...]]:
-        """Return the prompt with the tokens of its items, and the items. Raises RequestError, which
-        names the item that is wrong."""
+    ) -> "Expanded":
+        """Return the prompt with its items. Raises RequestError, which names the item that is
+        wrong."""
         counts = Counter(source.modality for source in sources)
         for source in sources:
             if source.modality not in self._placeholders:
@@ -106,6 +116,7 @@ class MediaInputs:
         }
         expanded: list[int] = []
         items: list[MediaItem] = []
+        placed: list[PlacedItem] = []
         place = 0
         while place < len(token_ids):
             modality = self._modality_at(token_ids, place)
@@ -120,11 +131,24 @@ class MediaInputs:
             places = tuple((start + first, count) for first, count in ready.runs)
             items.append(MediaItem(modality, ready.digest, places, ready.arrays))
             expanded += ready.token_ids
+            placed.append(PlacedItem(modality, start, len(expanded), ready.facts))
             place += len(self._placeholders[modality].token_ids)
         for modality, rest in waiting.items():
             if rest:
                 raise self._wrong_number(modality, counts[modality], "fewer")
-        return expanded, tuple(items)
+        return Expanded(expanded, tuple(items), self._inputs(expanded, placed))
+
+    def _inputs(
+        self, token_ids: Sequence[int], placed: Sequence[PlacedItem]
+    ) -> dict[str, list[int]]:
+        make = getattr(self._processor, "inputs", None)
+        if make is None:
+            return {}
+        with blame(self._plugin):
+            inputs = {name: list(values) for name, values in make(token_ids, placed).items()}
+            if any(len(values) != len(token_ids) for values in inputs.values()):
+                raise ValueError(f"inputs() must return {len(token_ids)} numbers for each name")
+            return inputs
 
     def _modality_at(self, token_ids: Sequence[int], place: int) -> str | None:
         for name, placeholder in self._placeholders.items():
@@ -229,7 +253,7 @@ def _ready_of(digest: str, processed: Processed) -> Ready:
         name: MediaArray(array.tobytes(), str(array.dtype), array.shape)
         for name, array in processed.arrays.items()
     }
-    return Ready(digest, token_ids, runs, arrays)
+    return Ready(digest, token_ids, runs, arrays, processed.facts)
 
 
 def _limit(limits: Mapping[str, Any], modality: str) -> int:

@@ -11,12 +11,12 @@ import msgspec
 
 from pegboard.config.schema import structured_outputs_config
 from pegboard.data.logprobs import TokenTexts
-from pegboard.data.media import MediaItem, no_media
+from pegboard.data.media import no_media
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame, expect
-from pegboard.front.media import make_media
+from pegboard.front.media import Expanded, make_media
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.pooled_prompts import first_tokens, ids_of_pair
 from pegboard.interfaces.api import Prompt
@@ -106,7 +106,8 @@ class RequestBuilder:
             if prompt.embeds
             else self._token_ids(prompt, params.truncate_prompt_tokens, self.plan.max_model_len - 1)
         )
-        token_ids, media = self._with_media(prompt, params, token_ids)
+        expanded = self._with_media(prompt, params, token_ids)
+        token_ids = expanded.token_ids
         params = params.clone(
             max_tokens=self.plan.max_model_len - len(token_ids)
             if params.max_tokens is None
@@ -125,7 +126,8 @@ class RequestBuilder:
             lora=lora,
             kv_transfer_params=self._kv_parameters(params),
             prompt_embeds=tuple(prompt.embeds),
-            media=media,
+            media=expanded.items,
+            token_inputs=expanded.inputs,
         )
 
     def build_pooling(
@@ -322,12 +324,10 @@ class RequestBuilder:
             raise self._too_long(f"{num_tokens} tokens")
         return [0] * max(1, num_tokens), ()
 
-    def _with_media(
-        self, prompt: Prompt, params: SamplingParams, token_ids: list[int]
-    ) -> tuple[list[int], tuple[MediaItem, ...]]:
-        """Return the token ids with those of images, audio and video, and these items."""
+    def _with_media(self, prompt: Prompt, params: SamplingParams, token_ids: list[int]) -> Expanded:
+        """Return the prompt with its images, audio and video."""
         if not prompt.media:
-            return token_ids, ()
+            return Expanded(token_ids, (), {})
         if self._media is None:
             raise no_media(prompt.media[0].modality, prompt.media[0].path, ())
         if params.truncate_prompt_tokens is not None or prompt.embeds:
@@ -335,10 +335,10 @@ class RequestBuilder:
                 "a prompt with images, audio or video cannot be truncated and has no prompt_embeds",
                 parameter="truncate_prompt_tokens" if not prompt.embeds else "prompt_embeds",
             )
-        token_ids, items = self._media.expand(token_ids, prompt.media, prompt.media_options)
-        if len(token_ids) > self.plan.max_model_len - 1:
-            raise self._too_long(f"{len(token_ids)} tokens, with those of its media")
-        return token_ids, items
+        expanded = self._media.expand(token_ids, prompt.media, prompt.media_options)
+        if (num_tokens := len(expanded.token_ids)) > self.plan.max_model_len - 1:
+            raise self._too_long(f"{num_tokens} tokens, with those of its media")
+        return expanded
 
     def _token_ids(
         self, prompt: Prompt, limit: int | None, longest: int

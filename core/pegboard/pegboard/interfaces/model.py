@@ -43,12 +43,14 @@ class Model(Protocol):
     def embed(self, input_ids: "Tensor") -> "Tensor":
         """Embed the tokens: [T] ids → [T, hidden]. If the constructor has appended names to
         `build.declared.inputs`, one int64 [T] follows for each of them, in that order. It is 0 for
-        tokens whose request has no such numbers. "token_types": 1 in the second of two texts."""
+        tokens whose request has no such numbers, and that of the prompt's last token for tokens
+        after the prompt. "token_types": 1 in the second of two texts."""
 
-    def forward(self, hidden: "Tensor", positions: "Tensor") -> "Tensor":
-        """Apply the layers and the final norm: [T, hidden], [T] → [T, hidden]. The rows are those
-        of `embed`, or were given with the prompt. The call is recorded and replayed as a whole, so
-        it must not synchronize with the host or branch on the values of tensors."""
+    def forward(self, hidden: "Tensor", *positions: "Tensor") -> "Tensor":
+        """Apply the layers and the final norm: [T, hidden], [T] → [T, hidden]. If the constructor
+        has appended names to `build.declared.axes`, there is a tensor of positions for each. The
+        rows are those of `embed`, or were given with the prompt. The call is recorded and replayed
+        as a whole, so it must not synchronize with the host or branch on the values of tensors."""
 
     def logits(self, hidden: "Tensor") -> "Tensor":
         """Compute the logits of the rows that need them: [N, hidden] → [N, V] float32."""

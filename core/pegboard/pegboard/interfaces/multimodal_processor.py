@@ -67,11 +67,22 @@ class Placeholder:
 class Processed:
     """token_ids: the tokens that take the place of the placeholder. is_row: bool [tokens], those
     whose embeddings are replaced by the rows that `encode` makes, in their order; None = all.
-    arrays: what `encode` gets."""
+    arrays: what `encode` gets. facts: plain values that `inputs` gets."""
 
     token_ids: Sequence[int]
     arrays: Mapping[str, "np.ndarray"]
     is_row: "np.ndarray | None" = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedItem:
+    """An item whose tokens are start … stop of the prompt. facts: see `Processed`."""
+
+    modality: str
+    start: int
+    stop: int
+    facts: Mapping[str, Any]
 
 
 class MultiModalProcessor(Protocol):
@@ -82,3 +93,13 @@ class MultiModalProcessor(Protocol):
         """Process one item, as a `MediaReader` returns it. The result depends on nothing else, so
         it is kept. options: how to process it (mm_processor_kwargs). Raises RequestError for
         options that it does not take."""
+
+
+class PromptInputs(Protocol):
+    """An addition to the MultiModalProcessor, for models that declare inputs or axes."""
+
+    def inputs(
+        self, token_ids: Sequence[int], items: Sequence[PlacedItem]
+    ) -> Mapping[str, Sequence[int]]:
+        """Return the numbers of each token of a whole prompt, by the name under which the model
+        declares them. Those of a token depend only on the tokens and items up to it."""

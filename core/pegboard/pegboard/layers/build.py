@@ -44,12 +44,15 @@ class LoRALimits:
 class Declared:
     """What the constructors of one model have registered, in order. taps: depth → the hidden states
     of the last step there, [T, size]. inputs: the names of the numbers that `Model.embed` gets for
-    each token, after the ids. states: the state of one request in each state layer. weights: each
-    weight method with its layer and the quantization method that made it. has_stack: the model has
-    asked which layers of its stack to build. absent: the paths of modules that are not built."""
+    each token, after the ids. axes: the names of the numbers that are added to the place of each
+    token in its request; `Model.forward` gets the sums for each name, instead of the places.
+    states: the state of one request in each state layer. weights: each weight method with its layer and the
+    quantization method that made it. has_stack: the model has asked which layers of its stack to
+    build. absent: the paths of modules that are not built."""
 
     layers: list[Layer] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
+    axes: list[str] = field(default_factory=list)
     taps: dict[int, Tensor] = field(default_factory=dict)
     attention: dict[int, AttentionLayer] = field(default_factory=dict)
     states: dict[int, tuple[KVTensor, ...]] = field(default_factory=dict)

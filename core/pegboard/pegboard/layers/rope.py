@@ -3,6 +3,8 @@ once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,22 +15,32 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class Rope(Layer):
-    """(positions [T]) → Rotation. The model calls it once per step and passes the result to every
-    layer.
+    """(positions [T], …) → Rotation. The model calls it once per step and passes the result to
+    every layer.
+
+    With several axes of positions, each pair of channels follows one of them (Wang et al. 2024,
+    "Qwen2-VL").
 
     frequencies: the angle per position of each pair of channels, [rotary_dim / 2] float32.
-    magnitude: the factor of cos and sin. length: how many positions the table may have. Model
-    plugins make them from a checkpoint's config with `pegboard_models.rope`.
+    magnitude: the factor of cos and sin. length: how many positions the table may have. axes: the
+    axis of each pair of channels, int64 [rotary_dim / 2]; None = there is one axis. Model plugins
+    make them from a checkpoint's config with `pegboard_models.rope`.
     """
 
     def __init__(
-        self, build: Build, frequencies: Tensor, length: int, magnitude: float = 1.0
+        self,
+        build: Build,
+        frequencies: Tensor,
+        length: int,
+        magnitude: float = 1.0,
+        axes: Tensor | None = None,
     ) -> None:
         super().__init__(build)
         self.pairs = build.rope_style == "pairs"
         self.frequencies = frequencies
         self.length = length
         self.magnitude = magnitude
+        self.axes = axes
 
     def bind(self) -> None:
         length = (
@@ -40,7 +52,26 @@ class Rope(Layer):
         cos = (angles.cos() * self.magnitude).to(self.build.device)
         sin = (angles.sin() * self.magnitude).to(self.build.device)
 
-        def forward(positions: Tensor) -> Rotation:
-            return cos[positions], sin[positions]
+        def forward(positions: Tensor, *others: Tensor) -> Rotation:
+            if not others:
+                return cos[positions], sin[positions]
+            axes = (positions, *others)
+            return _of_axes(tables[0], axes), _of_axes(tables[1], axes)
 
+        tables = [self._by_axis(table) for table in (cos, sin)]
         self.forward = forward
+
+    def _by_axis(self, table: Tensor) -> list[Tensor]:
+        """Return one table for each axis: zero where pairs of channels follow another one."""
+        if self.axes is None:
+            return []
+        axes = self.axes.to(table.device)
+        return [table * (axes == axis) for axis in range(int(axes.max()) + 1)]
+
+
+def _of_axes(tables: Sequence[Tensor], axes: Sequence[Tensor]) -> Tensor:
+    """Return the sum of the rows of all tables, each at the positions of its axis."""
+    total = tables[0][axes[0]]
+    for table, positions in zip(tables[1:], axes[1:], strict=True):
+        total = total + table[positions]
+    return total

@@ -49,7 +49,7 @@ def check_context(config: EngineConfig, block_size: int) -> None:
                 )
 
 
-Forward = Callable[[Tensor, Tensor], Tensor]
+Forward = Callable[..., Tensor]
 
 
 class Rows:
@@ -60,10 +60,11 @@ class Rows:
         self.group = group
         self.count = 0
 
-    def compute(self, forward: Forward, rows: Tensor, positions: Tensor) -> Tensor:
-        """Return forward(rows [T, width], positions [T]), of which this rank computes its part."""
+    def compute(self, forward: Forward, rows: Tensor, *positions: Tensor) -> Tensor:
+        """Return forward(rows [T, width], positions [T], …), of which this rank computes its
+        part."""
         self.count = len(rows)
-        return self.gathered(forward(self.part(rows), self.part(positions)))
+        return self.gathered(forward(self.part(rows), *map(self.part, positions)))
 
     def part(self, x: Tensor) -> Tensor:
         """Return this rank's rows of x [T, …]."""

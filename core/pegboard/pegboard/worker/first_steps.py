@@ -126,8 +126,8 @@ def check_drafts(vocab_size: int) -> Check:
 
 MODEL_CHECKS: Mapping[str, Check] = {
     "embed": lambda result, ids, *inputs: check_tensor(result, (len(ids), result.shape[-1])),
-    "forward": lambda result, hidden, positions: check_tensor(
-        result, (len(positions), result.shape[-1])
+    "forward": lambda result, hidden, *positions: check_tensor(
+        result, (len(hidden), result.shape[-1])
     ),
     "logits": lambda result, hidden: check_tensor(
         result, (len(hidden), result.shape[-1]), "torch.float32"

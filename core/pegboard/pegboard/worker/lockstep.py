@@ -22,7 +22,7 @@ def filler(inputs: InputBuilder) -> StepInputs:
     either."""
     if inputs.copies is not None:
         inputs.take_turns(inputs.copies)
-    for buffer in (*inputs.to_embed, inputs.positions):
+    for buffer in (*inputs.to_embed, *inputs.to_place):
         buffer.array[0] = 0
     inputs.query_start_loc.array[:2] = inputs.one_each[:2]
     inputs.seq_lens.array[0] = 1

@@ -73,11 +73,12 @@ class ModelRunner:
     def __init__(self, parts: RunnerParts) -> None:
         self.parts = parts
         limits = parts.limits
+        declared = parts.loaded.build.declared
         self.state = RowState(
             limits.max_num_seqs,
             limits.max_model_len + limits.max_drafts + 1,
             parts.plan,
-            parts.loaded.build.declared.inputs,
+            (*declared.inputs, *declared.axes),
         )
         self.inputs = InputBuilder(
             parts.plan,
@@ -88,6 +89,7 @@ class ModelRunner:
             context=parts.loaded.setup.ranks.context,
             copies=parts.copies,
             max_loras=limits.max_loras,
+            axes=declared.axes,
         )
         self.stages = parts.loaded.connect(self.inputs, parts.traits)
         self.given = GivenRows(parts.device, parts.loaded.model)

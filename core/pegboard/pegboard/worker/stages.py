@@ -90,25 +90,27 @@ class Stages:
         model = self.model
         inputs = self.inputs
         ids = [each.on_device for each in inputs.to_embed]
-        positions = inputs.positions.on_device
+        positions = [each.on_device for each in inputs.to_place]
+        num_ids = len(ids)
         one = self.entrance.one()
+        longest = len(positions[0])
         self.embedded = one.new_zeros(
-            max(replay.sizes("forward", len(positions)), default=0), one.shape[1]
+            max(replay.sizes("forward", longest), default=0), one.shape[1]
         )
         self.hidden = one.new_zeros(inputs.max_rows, self.width)
 
         def decode(*ids_and_positions: Tensor) -> tuple[Tensor, ...]:
-            *ids, positions = ids_and_positions
-            hidden = model.forward(model.embed(*ids), positions)
+            rows = model.embed(*ids_and_positions[:num_ids])
+            hidden = model.forward(rows, *ids_and_positions[num_ids:])
             return hidden, model.logits(hidden), *self._tapped()
 
         runs: dict[Trait, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], int]] = {
             "forward": (
-                lambda rows, positions: (model.forward(rows, positions), *self._tapped()),
-                [self.embedded, positions],
-                len(positions),
+                lambda rows, *positions: (model.forward(rows, *positions), *self._tapped()),
+                [self.embedded, *positions],
+                longest,
             ),
-            "decode": (decode, [*ids, positions], inputs.max_rows),
+            "decode": (decode, [*ids, *positions], inputs.max_rows),
             "logits": (lambda rows: (model.logits(rows),), [self.hidden], inputs.max_rows),
         }
         self.pads = replay.pads
@@ -157,7 +159,7 @@ class Stages:
         if given is not None:
             rows = rows.index_copy(0, given[0], given[1].to(rows.dtype))
         if recording is None:
-            hidden = self.shared.compute(self.model.forward, rows, inputs.positions)
+            hidden = self.shared.compute(self.model.forward, rows, *inputs.positions)
             self.width = expect(hidden, Tensor, self.model, "forward").shape[1]
             self.taps = self._tapped()
             return hidden

@@ -54,7 +54,7 @@ class RowState:
         for name, values in self.declared.items():
             known = new.token_inputs.get(name, ())
             values[row, : len(known)] = known
-            values[row, len(known) :] = 0
+            values[row, len(known) :] = known[-1] if len(known) else 0
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = new.num_prompt_tokens
         for group, block_ids in enumerate(new.block_ids):
@@ -141,15 +141,16 @@ class Buffer:
 
 @dataclass(slots=True)
 class StepInputs:
-    """One step of num_tokens tokens. input_ids, positions: [T], longer if the step is padded.
-    to_embed: what `Model.embed` gets, the ids and the inputs that the model declares. sample_rows:
+    """One step of num_tokens tokens. All [T] are longer if the step is padded.
+    to_embed: what `Model.embed` gets, the ids and the inputs that the model declares. positions:
+    what `Model.forward` gets, [T] for each axis that the model declares, or one. sample_rows:
     [S], rows to sample. logits_index: [N], token index of each logits row; None = all tokens in
     order. offsets: [S + 1], logits rows of each sampled row. draft_token_ids: [N − S] or None.
     starts: [B], first position that is computed."""
 
     num_tokens: int
     to_embed: tuple[Tensor, ...]
-    positions: Tensor
+    positions: tuple[Tensor, ...]
     groups: list[AttentionInputs]
     starts: np.ndarray
     query_start_loc: np.ndarray
@@ -181,6 +182,7 @@ class InputBuilder:
         context: Context,
         copies: Copies | None = None,
         max_loras: int = 0,
+        axes: Sequence[str] = (),
     ) -> None:
         self.plan = plan
         self.state = state
@@ -192,7 +194,10 @@ class InputBuilder:
         self.buffers: list[Buffer] = []
         self.input_ids, self.positions = self._buffer(max_tokens), self._buffer(max_tokens)
         self.declared = {name: self._buffer(max_tokens) for name in state.declared}
-        self.to_embed = [self.input_ids, *self.declared.values()]
+        self.axes = {name: self.declared[name] for name in axes}
+        self.to_place = [*self.axes.values()] or [self.positions]
+        self.to_embed = [self.input_ids]
+        self.to_embed += [each for name, each in self.declared.items() if name not in axes]
         self.query_start_loc = self._buffer(max_rows + 1, dtype=torch.int32)
         self.seq_lens = self._buffer(max_rows, dtype=torch.int32)
         self.has_parts = any(group.spec.ranks > 1 for group in plan.groups)
@@ -261,6 +266,8 @@ class InputBuilder:
         np.maximum(token_ids, 0, out=self.input_ids.array[:num_tokens])
         for name, buffer in self.declared.items():
             buffer.array[:num_tokens] = state.declared[name][token_rows, positions]
+        for buffer in self.axes.values():
+            buffer.array[:num_tokens] += positions
         np.add(starts, counts, out=self.seq_lens.array[:num_rows], casting="same_kind")
         if self.has_parts:
             self.part_lens.array[:num_rows] = self.context.stored(self.seq_lens.array[:num_rows])
@@ -355,7 +362,7 @@ class InputBuilder:
 
     def _pad(self, num_rows: int, num_tokens: int, size: int, tokens: int) -> None:
         """Add rows without tokens, and tokens without a slot, up to the size of a padded step."""
-        for buffer in (*self.to_embed, self.positions):
+        for buffer in (*self.to_embed, *self.to_place):
             buffer.array[num_tokens:tokens] = 0
         self.query_start_loc.array[num_rows + 1 : size + 1] = num_tokens
         self.seq_lens.array[num_rows:size] = 0
@@ -374,7 +381,7 @@ class InputBuilder:
         if padded:
             self._pad(num_rows, num_tokens, rows, tokens)
         to_embed = tuple(buffer.sent(tokens) for buffer in self.to_embed)
-        positions = self.positions.sent(tokens)
+        positions = tuple(buffer.sent(tokens) for buffer in self.to_place)
         query_start_loc = self.query_start_loc.sent(rows + 1)
         seq_lens = self.seq_lens.sent(rows)
         max_seq_len = int(self.seq_lens.array[:rows].max())
