@@ -1,0 +1,61 @@
+"""Makes of an image what LLaVA computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegboard.errors import RequestError
+from pegboard.interfaces.multimodal_processor import (
+    MultiModalProcessorSetup,
+    Placeholder,
+    Processed,
+)
+from pegboard_models.processing import ImageProcessor, token_of
+from pegboard_models.vision_sizes import Selection, VisionSizes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_TOKEN = 32000
+"""The token of images if the config names none."""
+
+
+class LlavaProcessor:
+    """LLaVA 1.5: each image has as many rows as the tower has features."""
+
+    def __init__(self, setup: MultiModalProcessorSetup) -> None:
+        config = setup.checkpoint.config
+        self.config = config
+        self.token = token_of(config, "image", IMAGE_TOKEN)
+        self.sizes = VisionSizes.of(config.get("vision_config") or {})
+        self.selection = Selection.of(config, self.sizes)
+        self.images = ImageProcessor(setup.checkpoint, setup.options)
+
+    def placeholder(self, modality: str) -> Placeholder:
+        return Placeholder("<image>", (self.token,))
+
+    @property
+    def num_features(self) -> int:
+        """The features of one image of the tower's size."""
+        return self.sizes.num_positions - self.selection.drops_first
+
+    def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
+        """The array is pixel_values, float32 [3, size, size]."""
+        pixels = self.pixels(self.images([value], options)["pixel_values"][0])
+        return Processed([self.token] * self.num_features, {"pixel_values": pixels})
+
+    def pixels(self, values: np.ndarray) -> np.ndarray:
+        """Return the pixels as float32 [..., 3, size, size]. Raises RequestError if they have
+        another size."""
+        size = self.sizes.image_size
+        if values.shape[-3:] != (3, size, size):
+            raise RequestError(
+                f"the processed image has shape {list(values.shape)}; the vision tower takes "
+                f"[3, {size}, {size}]. Do not change sizes with mm_processor_kwargs, or correct "
+                "preprocessor_config.json",
+                parameter="mm_processor_kwargs",
+            )
+        return np.ascontiguousarray(values, dtype=np.float32)
