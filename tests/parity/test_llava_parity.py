@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from pegboard_model_llava.llava import Llava
+from pegboard_model_llava.llava import Llava, LlavaNext
 from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file
 from torch import Tensor
@@ -75,6 +75,9 @@ LAYOUTS: dict[str, Callable[[str], str]] = {
 }
 
 
+FAMILIES = {"llava": Llava, "llava_next": LlavaNext}
+
+
 def randomize(model: Any) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -87,17 +90,23 @@ def write(tmp_path: Path) -> Callable[..., Any]:
     of transformers, whose checkpoint is in tmp_path."""
 
     def make(
-        kind: str, vision: dict[str, Any], more: dict[str, Any], text: str = "llama", **own: Any
+        kind: str,
+        vision: dict[str, Any],
+        more: dict[str, Any],
+        text: str = "llama",
+        family: str = "Llava",
+        **own: Any,
     ) -> Any:
         torch.manual_seed(5)
         for_model = transformers.AutoConfig.for_model
-        config = transformers.LlavaConfig(
+        config = getattr(transformers, f"{family}Config")(
             vision_config=for_model(kind, **VISION, **TOWERS[kind], **vision),
             text_config=for_model(text, **{**TEXT, **own}),
             image_token_index=IMAGE_TOKEN,
             **more,
         )
-        model = transformers.LlavaForConditionalGeneration(config).eval()
+        architecture = f"{family}ForConditionalGeneration"
+        model = getattr(transformers, architecture)(config).eval()
         randomize(model)
         model.save_pretrained(tmp_path)
         return model
@@ -126,7 +135,8 @@ def built(folder: Path, layout: str = "as written", **more: Any) -> tuple[Any, s
         for name, tensor in load_file(folder / "model.safetensors").items()
     }
     build = fake_build(stored=tensors.keys(), models=language_model, **more)
-    model = Llava(with_defaults(read_config(folder)), build)
+    config = with_defaults(read_config(folder))
+    model = FAMILIES[config["model_type"]](config, build)
     used = load_layers(build.declared.layers, tensors, bind=False)
     build.attention.update(dict.fromkeys(build.declared.attention, attend))
     for layer in build.declared.layers:
@@ -165,9 +175,7 @@ def test_rows(write: Any, tmp_path: Path, name: str, layout: str) -> None:
         ("qwen3", {"head_dim": 6}),
     ],
 )
-def test_logits(
-    write: Any, tmp_path: Path, layout: str, text: str, more: dict[str, Any]
-) -> None:
+def test_logits(write: Any, tmp_path: Path, layout: str, text: str, more: dict[str, Any]) -> None:
     reference = write("clip_vision_model", {}, {}, text, **more)
     model, _ = built(tmp_path, layout)
     pixels = images(2)
@@ -180,6 +188,31 @@ def test_logits(
     hidden[ids == IMAGE_TOKEN] = torch.cat(rows)
     found = model.logits(model.forward(hidden, torch.arange(len(ids))))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+PINPOINTS = [[23, 46], [46, 23], [46, 46], [69, 23], [23, 69]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", TOWERS)
+def test_rows_of_tiles(write: Any, tmp_path: Path, kind: str, layout: str) -> None:
+    strategy = "default" if kind.startswith("clip") else "full"
+    values = {"image_grid_pinpoints": PINPOINTS, "vision_feature_select_strategy": strategy}
+    reference = write(kind, {}, values, family="LlavaNext")
+    model, _ = built(tmp_path, layout)
+    sizes = [(50, 30), (23, 23), (200, 11), (7, 90), (40, 40), (31, 50)]
+    items = []
+    for size in sizes:
+        rows, columns = model.tiling.tiles(size)
+        pixels = images(1 + rows * columns)
+        items.append({"pixel_values": pixels, "image_sizes": torch.tensor(size)})
+    found = model.encode("image", items)
+    for item, ours in zip(items, found, strict=True):
+        with torch.no_grad():
+            (theirs,) = reference.get_image_features(
+                item["pixel_values"][None], item["image_sizes"][None]
+            ).pooler_output
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_layers_after_the_selected_one_are_not_read(write: Any, tmp_path: Path) -> None:

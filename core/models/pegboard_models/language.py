@@ -64,10 +64,10 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**sizes, **text, "architectures": names, "tie_word_embeddings": bool(is_tied)}
 
 
-def part_of(build: Build, name: str) -> Build:
-    """Return the build of a part beside the language model: below "model", or at the root as in
-    older checkpoints."""
-    return build.at("model").at(name) if has_root(build) else build.at(name)
+def root_of(build: Build) -> Build:
+    """Return the build of the parts beside the language model: "model", or none as in older
+    checkpoints."""
+    return build.at("model") if has_root(build) else build
 
 
 def has_root(build: Build) -> bool:

@@ -22,7 +22,7 @@ class ImageProcessor:
     RequestError for options that it does not take."""
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        from transformers import AutoImageProcessor  # noqa: PLC0415, of the process's start
+        from transformers import AutoImageProcessor
 
         folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
         if not any((folder / name).is_file() for name in FILES):
@@ -34,10 +34,8 @@ class ImageProcessor:
             self.inner: Any = AutoImageProcessor.from_pretrained(
                 str(folder), backend="pil", local_files_only=True
             )
-        except (OSError, ValueError, TypeError, ImportError, KeyError) as error:
-            raise ModelError(
-                f"{folder}: the image processor cannot be loaded: {error}"
-            ) from error
+        except Exception as error:
+            raise ModelError(f"{folder}: the image processor cannot be loaded: {error}") from error
         self.names = frozenset(self.inner.valid_kwargs.__annotations__)
         self.options = dict(options)
         self._check(options)
@@ -50,12 +48,18 @@ class ImageProcessor:
                 parameter="mm_processor_kwargs",
             )
 
+    def fix(self, name: str, value: Any) -> None:
+        """Set a value that options cannot change."""
+        self.names -= {name}
+        self._check(self.options)
+        self.options[name] = value
+
     def __call__(self, images: Any, options: Mapping[str, Any]) -> dict[str, "np.ndarray"]:
         """Return the arrays of these RGB PIL images. The first dimension is that of the images."""
         self._check(options)
         try:
             made = self.inner(images, **{**self.options, **options}, return_tensors="np")
-        except (ValueError, TypeError, KeyError) as error:
+        except Exception as error:
             raise RequestError(
                 f"the image could not be processed with {dict(options)}: {error}",
                 parameter="mm_processor_kwargs",

@@ -1,4 +1,8 @@
-"""LLaVA 1.5 (Liu et al. 2024): a vision tower, two linear layers, and a language model."""
+"""A vision tower, two linear layers, and a language model:
+
+LLaVA 1.5      an image has the features of the tower (Liu et al. 2023)
+LLaVA-NeXT     an image is also cut into tiles, so that more of it is seen (Liu et al. 2024)
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import torch
 from torch import Tensor
 
 from pegboard.layers import Build, read, size_of
-from pegboard_models.language import WithLanguageModel, part_of, text_config
+from pegboard_models.anyres import Tiling
+from pegboard_models.language import WithLanguageModel, root_of, text_config
+from pegboard_models.parameters import Parameters
 from pegboard_models.projectors import MLPProjector
 from pegboard_models.vision import VisionTower
 from pegboard_models.vision_sizes import Selection, VisionSizes
@@ -27,9 +33,10 @@ class Llava(WithLanguageModel):
         """Build what `encode` needs."""
         sizes = VisionSizes.of(config.get("vision_config") or {})
         selection = Selection.of(config, sizes)
-        self.tower = VisionTower(part_of(build, "vision_tower"), sizes, selection)
+        root = root_of(build)
+        self.tower = VisionTower(root.at("vision_tower"), sizes, selection)
         self.projector = MLPProjector(
-            part_of(build, "multi_modal_projector"),
+            root.at("multi_modal_projector"),
             self.tower.width,
             size_of(text_config(config), "hidden_size"),
             read(config, "projector_hidden_act", str) or "gelu",
@@ -47,3 +54,37 @@ class Llava(WithLanguageModel):
         features = self.tower.forward(pixels)
         rows = self.projector.forward(features.flatten(0, 1))
         return rows.view(*features.shape[:2], -1)
+
+
+class LlavaNext(Llava):
+    """The rows of an image are those of the whole image, and then those of all tiles line by line.
+    What the tiles were padded with is left out, and a learned row ends each line."""
+
+    def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
+        super().build_vision(config, build)
+        sizes = VisionSizes.of(config.get("vision_config") or {})
+        self.tiling = Tiling.of(config, sizes, Selection.of(config, sizes))
+        width = size_of(text_config(config), "hidden_size")
+        self.ends = Parameters(root_of(build).alone(), {"image_newline": (width,)})
+
+    def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """items: pixel_values [1 + tiles, 3, size, size] and image_sizes [2] (height, width) →
+        [features, hidden] of each."""
+        tiles = [item["pixel_values"] for item in items]
+        rows = self.rows(torch.cat(tiles)).split([len(each) for each in tiles])
+        sizes = [item["image_sizes"].tolist() for item in items]
+        return [
+            self.lines(each, (height, width))
+            for each, (height, width) in zip(rows, sizes, strict=True)
+        ]
+
+    def lines(self, tiles: Tensor, size: tuple[int, int]) -> Tensor:
+        """Return the rows of one image: [1 + tiles, features, hidden] → [rows, hidden]."""
+        side = self.tiling.grid
+        cut = tiles[1:].unflatten(0, self.tiling.tiles(size)).unflatten(2, (side, side))
+        plane = cut.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        top, left = self.tiling.padding(size)
+        height, width = self.tiling.plane(size)
+        plane = plane[top : top + height, left : left + width]
+        ends = self.ends["image_newline"].expand(height, 1, -1)
+        return torch.cat([tiles[0], torch.cat([plane, ends], 1).flatten(0, 1)])

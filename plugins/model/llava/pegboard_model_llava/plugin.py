@@ -20,3 +20,5 @@ def _processor(place: str) -> MultiModalProcessorSpec:
 
 LLAVA = _model("llava:Llava")
 LLAVA_PROCESSOR = _processor("processor:LlavaProcessor")
+LLAVA_NEXT = _model("llava:LlavaNext")
+LLAVA_NEXT_PROCESSOR = _processor("processor:LlavaNextProcessor")

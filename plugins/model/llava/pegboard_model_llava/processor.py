@@ -13,6 +13,7 @@ from pegboard.interfaces.multimodal_processor import (
     Placeholder,
     Processed,
 )
+from pegboard_models.anyres import Tiling
 from pegboard_models.processing import ImageProcessor, token_of
 from pegboard_models.vision_sizes import Selection, VisionSizes
 
@@ -26,7 +27,7 @@ IMAGE_TOKEN = 32000
 class LlavaProcessor:
     """LLaVA 1.5: each image has as many rows as the tower has features."""
 
-    def __init__(self, setup: MultiModalProcessorSetup) -> None:
+    def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
         config = setup.checkpoint.config
         self.config = config
         self.token = token_of(config, "image", IMAGE_TOKEN)
@@ -59,3 +60,22 @@ class LlavaProcessor:
                 parameter="mm_processor_kwargs",
             )
         return np.ascontiguousarray(values, dtype=np.float32)
+
+
+class LlavaNextProcessor(LlavaProcessor):
+    """LLaVA-NeXT: the image as a whole, and tiles of it."""
+
+    def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
+        super().__init__(options, setup)
+        self.tiling = Tiling.of(self.config, self.sizes, self.selection)
+        self.images.fix("image_grid_pinpoints", [list(each) for each in self.tiling.resolutions])
+
+    def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
+        """The arrays are pixel_values, float32 [1 + tiles, 3, size, size], and image_sizes, int64
+        [2] (height, width)."""
+        pixels = self.pixels(self.images([value], options)["pixel_values"][0])
+        size = value.height, value.width
+        height, width = self.tiling.plane(size)
+        rows = self.num_features + height * (width + 1)
+        arrays = {"pixel_values": pixels, "image_sizes": np.array(size, np.int64)}
+        return Processed([self.token] * rows, arrays)
