@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from pegboard_model_llava.llava import Llava, LlavaNext
+from pegboard_model_llava.llava import Llava, LlavaNext, LlavaOnevision
 from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file
 from torch import Tensor
@@ -75,7 +75,7 @@ LAYOUTS: dict[str, Callable[[str], str]] = {
 }
 
 
-FAMILIES = {"llava": Llava, "llava_next": LlavaNext}
+FAMILIES = {"llava": Llava, "llava_next": LlavaNext, "llava_onevision": LlavaOnevision}
 
 
 def randomize(model: Any) -> None:
@@ -194,11 +194,21 @@ PINPOINTS = [[23, 46], [46, 23], [46, 46], [69, 23], [23, 69]]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", TOWERS)
-def test_rows_of_tiles(write: Any, tmp_path: Path, kind: str, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "family", "more"),
+    [
+        ("clip_vision_model", "LlavaNext", {}),
+        ("siglip_vision_model", "LlavaNext", {}),
+        ("siglip_vision_model", "LlavaOnevision", {"vision_feature_layer": -1}),
+        ("siglip_vision_model", "LlavaOnevision", {"vision_aspect_ratio": "anyres_max_1"}),
+    ],
+)
+def test_rows_of_tiles(
+    write: Any, tmp_path: Path, kind: str, family: str, more: dict[str, Any], layout: str
+) -> None:
     strategy = "default" if kind.startswith("clip") else "full"
     values = {"image_grid_pinpoints": PINPOINTS, "vision_feature_select_strategy": strategy}
-    reference = write(kind, {}, values, family="LlavaNext")
+    reference = write(kind, {}, {**values, **more}, family=family)
     model, _ = built(tmp_path, layout)
     sizes = [(50, 30), (23, 23), (200, 11), (7, 90), (40, 40), (31, 50)]
     items = []

@@ -2,6 +2,7 @@
 
 LLaVA 1.5      an image has the features of the tower (Liu et al. 2023)
 LLaVA-NeXT     an image is also cut into tiles, so that more of it is seen (Liu et al. 2024)
+OneVision      the features of many tiles are made fewer (Li et al. 2024)
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pegboard.layers import Build, read, size_of
+from pegboard_model_llava.defaults import ONEVISION
 from pegboard_models.anyres import Tiling
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.parameters import Parameters
@@ -86,5 +89,13 @@ class LlavaNext(Llava):
         top, left = self.tiling.padding(size)
         height, width = self.tiling.plane(size)
         plane = plane[top : top + height, left : left + width]
-        ends = self.ends["image_newline"].expand(height, 1, -1)
+        if (shape := self.tiling.lines(size)) != (height, width):
+            channels = plane.permute(2, 0, 1)[None]
+            plane = functional.interpolate(channels, shape, mode="bilinear")[0].permute(1, 2, 0)
+        ends = self.ends["image_newline"].expand(len(plane), 1, -1)
         return torch.cat([tiles[0], torch.cat([plane, ends], 1).flatten(0, 1)])
+
+
+class LlavaOnevision(LlavaNext):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__({**ONEVISION, **config}, build)

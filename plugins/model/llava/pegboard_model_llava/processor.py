@@ -13,6 +13,7 @@ from pegboard.interfaces.multimodal_processor import (
     Placeholder,
     Processed,
 )
+from pegboard_model_llava.defaults import IMAGE_TOKEN, ONEVISION, ONEVISION_IMAGE_TOKEN
 from pegboard_models.anyres import Tiling
 from pegboard_models.processing import ImageProcessor, token_of
 from pegboard_models.vision_sizes import Selection, VisionSizes
@@ -20,17 +21,18 @@ from pegboard_models.vision_sizes import Selection, VisionSizes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-IMAGE_TOKEN = 32000
-"""The token of images if the config names none."""
-
 
 class LlavaProcessor:
-    """LLaVA 1.5: each image has as many rows as the tower has features."""
+    """LLaVA 1.5: each image has as many rows as the tower has features. image_token: if the config
+    names none. defaults: of other values of the config."""
+
+    image_token = IMAGE_TOKEN
+    defaults: Mapping[str, Any] = {}
 
     def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
-        config = setup.checkpoint.config
+        config = {**self.defaults, **setup.checkpoint.config}
         self.config = config
-        self.token = token_of(config, "image", IMAGE_TOKEN)
+        self.token = token_of(config, "image", self.image_token)
         self.sizes = VisionSizes.of(config.get("vision_config") or {})
         self.selection = Selection.of(config, self.sizes)
         self.images = ImageProcessor(setup.checkpoint, setup.options)
@@ -75,7 +77,12 @@ class LlavaNextProcessor(LlavaProcessor):
         [2] (height, width)."""
         pixels = self.pixels(self.images([value], options)["pixel_values"][0])
         size = value.height, value.width
-        height, width = self.tiling.plane(size)
+        height, width = self.tiling.lines(size)
         rows = self.num_features + height * (width + 1)
         arrays = {"pixel_values": pixels, "image_sizes": np.array(size, np.int64)}
         return Processed([self.token] * rows, arrays)
+
+
+class LlavaOnevisionProcessor(LlavaNextProcessor):
+    image_token = ONEVISION_IMAGE_TOKEN
+    defaults = ONEVISION

@@ -15,12 +15,22 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pegboard_model_llava.processor import LlavaNextProcessor, LlavaProcessor
+from pegboard_model_llava.processor import (
+    LlavaNextProcessor,
+    LlavaOnevisionProcessor,
+    LlavaProcessor,
+)
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
+)
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
+from transformers.models.llava_onevision.processing_llava_onevision import (
+    LlavaOnevisionProcessor as TheirOnevision,
 )
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -43,7 +53,12 @@ SIZE = {"height": SIDE, "width": SIDE}
 
 @pytest.mark.parametrize("kind", ["model", "multimodal_processor"])
 @pytest.mark.parametrize(
-    "name", ["LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"]
+    "name",
+    [
+        "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration",
+    ],
 )
 def test_contract(kind: str, name: str) -> None:
     check_entry(installed_entry(kind, name))
@@ -178,6 +193,63 @@ def test_llava_next(next_pair: tuple[Any, LlavaNextProcessor], image: Image.Imag
     assert found.arrays["image_sizes"].tolist() == expected["image_sizes"][0].tolist()
     a = theirs.tokenizer.convert_tokens_to_ids("a")
     assert [a, *found.token_ids, a] == expected["input_ids"][0].tolist()
+
+
+@pytest.fixture(scope="module", params=["anyres_max_1", "anyres_max_2", "anyres_max_9"])
+def onevision_images(
+    request: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Callable[[Image.Image], int], LlavaOnevisionProcessor]:
+    """Return transformers' image processor, its number of tokens, and our processor. Their
+    processor of both needs a package for video."""
+    folder = tmp_path_factory.mktemp("onevision")
+    theirs = LlavaOnevisionImageProcessorPil(size=SIZE, image_grid_pinpoints=PINPOINTS)
+    theirs.save_pretrained(folder)
+    whole: Any = object.__new__(TheirOnevision)
+    whole.image_processor = theirs
+    whole.num_image_tokens = (SIDE // PATCH) ** 2
+    whole.vision_aspect_ratio = request.param
+
+    def count(image: Image.Image) -> int:
+        size = image.height, image.width
+        return int(whole._get_number_of_features(*size, SIDE, SIDE))
+
+    config = {
+        "vision_config": SIGLIP,
+        "image_token_index": IMAGE_TOKEN,
+        "image_grid_pinpoints": PINPOINTS,
+        "vision_aspect_ratio": request.param,
+    }
+    return theirs, count, LlavaOnevisionProcessor(None, setup_of(folder, config))
+
+
+@given(images())
+@settings(max_examples=40, deadline=None)
+def test_llava_onevision(onevision_images: Any, image: Image.Image) -> None:
+    theirs, count, ours = onevision_images
+    if 20 * min(image.size) < max(image.size):
+        return
+    expected = theirs(image, return_tensors="np")
+    found = ours.process("image", image, {})
+    np.testing.assert_array_equal(found.arrays["pixel_values"], expected["pixel_values"][0])
+    assert found.arrays["image_sizes"].tolist() == expected["image_sizes"][0].tolist()
+    assert found.token_ids == [IMAGE_TOKEN] * count(image)
+
+
+@pytest.mark.parametrize("value", ["anyres", "anyres_max_", "anyres_max_0", 9])
+def test_an_aspect_ratio_that_is_wrong(tmp_path: Path, value: Any) -> None:
+    next_images().save_pretrained(tmp_path)
+    config = {"vision_config": SIGLIP, "vision_aspect_ratio": value}
+    config |= {"image_grid_pinpoints": PINPOINTS}
+    with pytest.raises(ModelError, match="such as 'anyres_max_9'"):
+        LlavaOnevisionProcessor(None, setup_of(tmp_path, config))
+
+
+def test_values_that_a_config_lacks() -> None:
+    assert transformers.LlavaConfig().image_token_index == LlavaProcessor.image_token
+    assert transformers.LlavaNextConfig().image_token_index == LlavaNextProcessor.image_token
+    whole = transformers.LlavaOnevisionConfig()
+    assert whole.image_token_index == LlavaOnevisionProcessor.image_token
+    assert LlavaOnevisionProcessor.defaults.items() <= whole.to_dict().items()
 
 
 def test_the_resolutions_cannot_be_changed(next_pair: tuple[Any, LlavaNextProcessor]) -> None:
