@@ -1,117 +1,285 @@
-"""LLaVA with images: the logits of transformers, however the prompts are computed."""
+"""LLaVA, compared with transformers: the rows of images, and the logits of prompts with them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_media import (
-    MEDIA_TEXT,
-    MediaReference,
-    Prompt,
-    check_media,
-    check_output,
-    make_media_model,
-    make_tokenizer,
-    open_media_llm,
-    prompt,
-    some_prompts,
-)
-from transformers import LlavaProcessor
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+import transformers
+from pegboard_model_llava.llava import Llava, LlavaNext, LlavaOnevision
+from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
 
-from pegboard import SamplingParams
-from pegboard_testing.contract_multimodal_processor import random_image
+from pegboard.errors import ModelError
+from pegboard.layers import Build
+from pegboard.plugins.importing import import_object, import_spec
+from pegboard_models.language import SIZES
+from pegboard_testing.contract_generic import installed_entry
+from pegboard_testing.fake_build import fake_build, load_layers
 
-IMAGE = 100
+IMAGE_TOKEN = 98
 VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 23,
+    "patch_size": 5,
+}
+TEXT = {
     "hidden_size": 24,
     "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "image_size": 16,
-    "patch_size": 4,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 99,
+    "max_position_embeddings": 96,
 }
-SIZES = {"shortest_edge": 16}
-CROP = {"height": 16, "width": 16}
+TOWERS = {
+    "clip_vision_model": {"projection_dim": 16},
+    "siglip_vision_model": {"vision_use_head": False},
+}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "clip": ("clip_vision_model", {}, {}),
+    "clip, gelu": ("clip_vision_model", {"hidden_act": "gelu"}, {"projector_hidden_act": "relu"}),
+    "clip, full": (
+        "clip_vision_model",
+        {},
+        {"vision_feature_select_strategy": "full", "vision_feature_layer": -1},
+    ),
+    "clip, several": ("clip_vision_model", {}, {"vision_feature_layer": [-3, 0, 2]}),
+    "siglip": (
+        "siglip_vision_model",
+        {},
+        {"vision_feature_select_strategy": "full", "vision_feature_layer": -1},
+    ),
+    "siglip, no bias": (
+        "siglip_vision_model",
+        {},
+        {"multimodal_projector_bias": False, "vision_feature_layer": 1},
+    ),
+}
+LAYOUTS: dict[str, Callable[[str], str]] = {
+    "as written": lambda name: name,
+    "older": lambda name: name.replace("vision_tower.", "vision_tower.vision_model."),
+    "below model": lambda name: (
+        name.replace("language_model.lm_head", "lm_head")
+        if "lm_head" in name
+        else f"model.{name}".replace("language_model.model.", "language_model.")
+    ),
+}
 
 
-@pytest.fixture(scope="module")
-def llava(tmp_path_factory: pytest.TempPathFactory) -> MediaReference:
-    return write_llava(tmp_path_factory.mktemp("llava"))
+FAMILIES = {"llava": Llava, "llava_next": LlavaNext, "llava_onevision": LlavaOnevision}
 
 
-def write_llava(folder: Path, **config: Any) -> MediaReference:
-    values = {
-        "text_config": {"model_type": "llama", **MEDIA_TEXT},
-        "vision_config": {"model_type": "clip_vision_model", **VISION},
-        "image_token_id": IMAGE,
-        **config,
+def randomize(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.2)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Any]:
+    """write(kind of tower, values of it, values of the whole, text's kind and values) → the model
+    of transformers, whose checkpoint is in tmp_path."""
+
+    def make(
+        kind: str,
+        vision: dict[str, Any],
+        more: dict[str, Any],
+        text: str = "llama",
+        family: str = "Llava",
+        **own: Any,
+    ) -> Any:
+        torch.manual_seed(5)
+        for_model = transformers.AutoConfig.for_model
+        config = getattr(transformers, f"{family}Config")(
+            vision_config=for_model(kind, **VISION, **TOWERS[kind], **vision),
+            text_config=for_model(text, **{**TEXT, **own}),
+            image_token_index=IMAGE_TOKEN,
+            **more,
+        )
+        architecture = f"{family}ForConditionalGeneration"
+        model = getattr(transformers, architecture)(config).eval()
+        randomize(model)
+        model.save_pretrained(tmp_path)
+        return model
+
+    return make
+
+
+def language_model(config: Any, build: Build) -> Any:
+    entry = installed_entry("model", config["architectures"][0])
+    return import_object(import_spec(entry).implementation)(config, build)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of one request from its first token. All tensors are [T, heads, D]."""
+    query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v))
+    mixed = functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, enable_gqa=True
+    )
+    return mixed[0].transpose(0, 1).flatten(1)
+
+
+def built(folder: Path, layout: str = "as written", **more: Any) -> tuple[Any, set[str]]:
+    """Return our model with the checkpoint's tensors, and the names of those that it used."""
+    tensors = {
+        LAYOUTS[layout](name): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
     }
-    model = make_media_model("llava", **values)
-    model.save_pretrained(folder)
-    images = CLIPImageProcessorPil(size=SIZES, crop_size=CROP)
-    processor = LlavaProcessor(
-        image_processor=images,
-        tokenizer=make_tokenizer(["<image>"], "<image>"),
-        patch_size=4,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    )
-    processor.save_pretrained(folder)
-
-    def inputs(one: Prompt) -> Mapping[str, torch.Tensor]:
-        given = one.get("multi_modal_data", {}).get("image")
-        return processor(text=one["prompt"], images=given, return_tensors="pt")
-
-    return MediaReference(folder, model, inputs)
+    build = fake_build(stored=tensors.keys(), models=language_model, **more)
+    config = with_defaults(read_config(folder))
+    model = FAMILIES[config["model_type"]](config, build)
+    used = load_layers(build.declared.layers, tensors, bind=False)
+    build.attention.update(dict.fromkeys(build.declared.attention, attend))
+    for layer in build.declared.layers:
+        layer.bind()
+    return model, used
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "chunks inside an item": {},
-    "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
-    "whole items": {"max_num_batched_tokens": 20, "disable_chunked_mm_input": True},
-    "few rows": {"max_num_batched_tokens": 64, "max_num_encoder_input_tokens": 5},
-    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
-}
+def images(count: int) -> Tensor:
+    return torch.randn(count, 3, VISION["image_size"], VISION["image_size"])
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits(llava: MediaReference, settings: dict[str, Any]) -> None:
-    """Twice: the second time, the prefixes are in the cache."""
-    check_media(llava, some_prompts(), repeats=2, **settings)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_rows(write: Any, tmp_path: Path, name: str, layout: str) -> None:
+    reference = write(*CASES[name])
+    model, _ = built(tmp_path, layout)
+    pixels = images(3)
+    with torch.no_grad():
+        expected = reference.get_image_features(pixels).pooler_output
+    found = model.encode("image", [{"pixel_values": item} for item in pixels])
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    (alone,) = model.encode("image", [{"pixel_values": pixels[1]}])
+    torch.testing.assert_close(alone, found[1], atol=1e-5, rtol=1e-5)
 
 
-def test_preempted(llava: MediaReference) -> None:
-    """There is room for one of the prompts and a half."""
-    many = [prompt(number, random_image(20, 20, number), 5) for number in range(4)]
-    check_media(llava, many, num_tokens=12, num_gpu_blocks_override=12, max_model_len=40)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("mistral", {}),
+        ("qwen2", {}),
+        ("qwen3", {"head_dim": 6}),
+    ],
+)
+def test_logits(write: Any, tmp_path: Path, layout: str, text: str, more: dict[str, Any]) -> None:
+    reference = write("clip_vision_model", {}, {}, text, **more)
+    model, _ = built(tmp_path, layout)
+    pixels = images(2)
+    rows = model.encode("image", [{"pixel_values": item} for item in pixels])
+    gap = [IMAGE_TOKEN] * len(rows[0])
+    ids = torch.tensor([5, 9, *gap, 7, *gap, 3, 2])
+    with torch.no_grad():
+        expected = reference(input_ids=ids[None], pixel_values=pixels).logits[0]
+    hidden = model.embed(ids).clone()
+    hidden[ids == IMAGE_TOKEN] = torch.cat(rows)
+    found = model.logits(model.forward(hidden, torch.arange(len(ids))))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_several_answers_and_the_order_of_items(llava: MediaReference) -> None:
-    first = random_image(30, 20, seed=3)
-    second = random_image(20, 30, seed=4)
-    prompts = [prompt(first, 7, second, 8), prompt(second, 7, first, 8)]
-    params = SamplingParams(
-        max_tokens=5, temperature=1.0, top_k=1, n=2, logprobs=-1, ignore_eos=True
-    )
-    with open_media_llm(llava.directory) as llm:
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-    for one, output in zip(prompts, outputs, strict=True):
-        for answer in output.outputs:
-            expected = llava.logprobs(one, answer.token_ids)
-            assert list(answer.token_ids) == expected[:-1].argmax(-1).tolist()
-    assert outputs[0].outputs[0].token_ids != outputs[1].outputs[0].token_ids
+PINPOINTS = [[23, 46], [46, 23], [46, 46], [69, 23], [23, 69]]
 
 
-def test_a_chat(llava: MediaReference) -> None:
-    image = random_image(30, 20, seed=5)
-    content = [{"type": "image_pil", "image_pil": image}, {"type": "text", "text": "w7 w8"}]
-    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
-    with open_media_llm(llava.directory) as llm:
-        (output,) = llm.chat([{"role": "user", "content": content}], params, use_tqdm=False)
-    one = {**prompt(1, image, 7, 8, 3)}
-    check_output(llava, one, output.outputs[0], 1e-4)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("kind", "family", "more"),
+    [
+        ("clip_vision_model", "LlavaNext", {}),
+        ("siglip_vision_model", "LlavaNext", {}),
+        ("siglip_vision_model", "LlavaOnevision", {"vision_feature_layer": -1}),
+        ("siglip_vision_model", "LlavaOnevision", {"vision_aspect_ratio": "anyres_max_1"}),
+    ],
+)
+def test_rows_of_tiles(
+    write: Any, tmp_path: Path, kind: str, family: str, more: dict[str, Any], layout: str
+) -> None:
+    strategy = "default" if kind.startswith("clip") else "full"
+    values = {"image_grid_pinpoints": PINPOINTS, "vision_feature_select_strategy": strategy}
+    reference = write(kind, {}, {**values, **more}, family=family)
+    model, _ = built(tmp_path, layout)
+    sizes = [(50, 30), (23, 23), (200, 11), (7, 90), (40, 40), (31, 50)]
+    items = []
+    for size in sizes:
+        rows, columns = model.tiling.tiles(size)
+        pixels = images(1 + rows * columns)
+        items.append({"pixel_values": pixels, "image_sizes": torch.tensor(size)})
+    found = model.encode("image", items)
+    for item, ours in zip(items, found, strict=True):
+        with torch.no_grad():
+            (theirs,) = reference.get_image_features(
+                item["pixel_values"][None], item["image_sizes"][None]
+            ).pooler_output
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_after_the_selected_one_are_not_read(write: Any, tmp_path: Path) -> None:
+    write("clip_vision_model", {}, {})
+    _, used = built(tmp_path)
+    assert "vision_tower.encoder.layers.1.mlp.fc1.weight" in used
+    assert not any(".layers.2." in name or "post_layernorm" in name for name in used)
+
+
+def test_only_the_first_stage_has_a_tower(write: Any, tmp_path: Path) -> None:
+    write("clip_vision_model", {}, {})
+    _, used = built(tmp_path, layers=range(1, 2))
+    assert not any("vision_tower" in name or "projector" in name for name in used)
+
+
+@pytest.mark.parametrize("model_type", SIZES)
+def test_sizes_that_a_text_config_lacks(model_type: str) -> None:
+    theirs = transformers.AutoConfig.for_model(model_type).to_dict()
+    assert SIZES[model_type].items() <= theirs.items()
+
+
+@pytest.mark.parametrize("model_type", ["clip_vision_model", "siglip_vision_model"])
+def test_sizes_that_a_vision_config_lacks(model_type: str) -> None:
+    from pegboard_models.vision_sizes import DEFAULTS
+
+    theirs = transformers.AutoConfig.for_model(model_type).to_dict()
+    assert DEFAULTS[model_type].items() <= theirs.items()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vision_feature_layer": 4}, "vision_feature_layer=4; expected a number from -4 to 3"),
+        ({"vision_feature_layer": []}, "vision_feature_layer"),
+        ({"vision_feature_select_strategy": "first"}, "expected 'default' or 'full'"),
+        ({"vision_config": {"model_type": "pixtral"}}, "'pixtral'; supported: clip_vision_model"),
+        ({"vision_config": None}, "vision tower is None"),
+        (
+            {"vision_config": {"model_type": "clip_vision_model", "patch_size": "a"}},
+            "patch_size='a'",
+        ),
+        (
+            {"vision_config": {"model_type": "clip_vision_model", "num_attention_heads": 5}},
+            "not a multiple of num_attention_heads=5",
+        ),
+        (
+            {"vision_config": {"model_type": "clip_vision_model", "hidden_act": "sine"}},
+            "unknown activation 'sine'",
+        ),
+        ({"text_config": {"model_type": "nothing"}}, "model_type='nothing'; expected arch"),
+        ({"text_config": None}, "expected architectures"),
+    ],
+)
+def test_configs_that_are_refused(
+    write: Any, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    write("clip_vision_model", {}, {})
+    build = fake_build(models=language_model)
+    with pytest.raises(ModelError, match=message):
+        Llava({**with_defaults(read_config(tmp_path)), **change}, build)

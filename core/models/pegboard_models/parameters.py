@@ -33,14 +33,14 @@ class Parameters(Layer):
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         self.tensors = {}
         for name, shape in self.shapes.items():
-            full = f"{self.build.path}.{name}"
+            full = self.build.at(name).path
             held = self.held or [(0, shape[0])]
             count = sum(stop - start for start, stop in held)
             self.tensors[full] = PlainTensor(
                 {full: (0, count)}, (count, *shape[1:]), self.build, self.dtype, {full: held}
             )
         return [
-            WantedWeight(f"{self.build.path}.{name}", shape) for name, shape in self.shapes.items()
+            WantedWeight(self.build.at(name).path, shape) for name, shape in self.shapes.items()
         ]
 
     def accept(self, piece: WeightPiece) -> None:
@@ -50,4 +50,4 @@ class Parameters(Layer):
         return list(self.tensors.values())
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[f"{self.build.path}.{name}"].data
+        return self.tensors[self.build.at(name).path].data

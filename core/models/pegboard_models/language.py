@@ -1,0 +1,101 @@
+"""The language model inside a model that also reads images, audio or video."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from pegboard.errors import ModelError
+from pegboard.layers import Build
+
+ARCHITECTURES = {
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "phi": "PhiForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+"""The architecture of a text_config that names none, by its model_type."""
+
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "llama": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+    },
+    "mistral": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+    },
+}
+"""The sizes that a text_config of this model_type lacks, as in transformers. Older checkpoints do
+not write them."""
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the language model, with its architecture. Raises ModelError if there is
+    none."""
+    text = config.get("text_config")
+    kind = text.get("model_type") if isinstance(text, Mapping) else None
+    if not isinstance(text, Mapping) or not (text.get("architectures") or kind in ARCHITECTURES):
+        raise ModelError(
+            f"the checkpoint's text_config has model_type={kind!r}; expected architectures, or one "
+            f"of {', '.join(ARCHITECTURES)}"
+        )
+    is_tied = config.get("tie_word_embeddings") or text.get("tie_word_embeddings")
+    names = text.get("architectures") or [ARCHITECTURES[str(kind)]]
+    sizes = SIZES.get(str(kind), {})
+    return {**sizes, **text, "architectures": names, "tie_word_embeddings": bool(is_tied)}
+
+
+def root_of(build: Build) -> Build:
+    """Return the build of the parts beside the language model: "model", or none as in older
+    checkpoints."""
+    return build.at("model") if has_root(build) else build
+
+
+def has_root(build: Build) -> bool:
+    """Return whether all parts are below "model"."""
+    return build.has("model.language_model")
+
+
+class WithLanguageModel(nn.Module):
+    """The stages of a `Model`, which are those of its language model. `embed` takes token ids, so
+    a placeholder's row is that of its token until the rows of the item take its place."""
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__()
+        inner = (
+            replace(build, renamed={**build.renamed, "model": "model.language_model"})
+            if has_root(build)
+            else build.at("language_model")
+        )
+        self.language: Any = inner.language_model(text_config(config))
+
+    def embed(self, input_ids: Tensor, *more: Tensor) -> Tensor:
+        rows: Tensor = self.language.embed(input_ids, *more)
+        return rows
+
+    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        states: Tensor = self.language.forward(hidden, positions)
+        return states
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        values: Tensor = self.language.logits(hidden)
+        return values

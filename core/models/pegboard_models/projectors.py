@@ -1,0 +1,25 @@
+"""What makes rows of a language model of the features of a tower."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pegboard.layers import Build, Linear
+from pegboard_models.vision import activation_of
+
+
+class MLPProjector(nn.Module):
+    """([n, in_features]) → [n, out_features]: two linear layers with an activation between them."""
+
+    def __init__(
+        self, build: Build, in_features: int, out_features: int, activation: str, *, bias: bool
+    ) -> None:
+        super().__init__()
+        build = build.alone()
+        self.first = Linear(build.at("linear_1"), in_features, out_features, bias=bias)
+        self.last = Linear(build.at("linear_2"), out_features, out_features, bias=bias)
+        self.activation = activation_of(activation)
+
+    def forward(self, features: Tensor) -> Tensor:
+        rows: Tensor = self.last(self.activation(self.first(features)))
+        return rows

@@ -1,0 +1,131 @@
+"""Vision towers: CLIP (Radford et al. 2021) and SigLIP (Zhai et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pegboard.errors import ModelError
+from pegboard.layers import Build, LayerNorm, Linear, QKVLinear
+from pegboard_models.parameters import Parameters
+from pegboard_models.vision_sizes import Selection, VisionSizes
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x · sigmoid(1.702 x), an approximation of GELU."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
+"""Activations of towers and projectors, by their Hugging Face names."""
+
+
+def activation_of(name: str) -> Callable[[Tensor], Tensor]:
+    """Return an activation. Raises ModelError if its name is unknown."""
+    if name not in ACTIVATIONS:
+        raise ModelError(f"unknown activation {name!r}; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class VisionTower(nn.Module):
+    """(pixels [items, 3, size, size]) → features [items, positions, width]. The layers after the
+    last selected one are not built."""
+
+    def __init__(self, build: Build, sizes: VisionSizes, selection: Selection) -> None:
+        super().__init__()
+        build = build.alone()
+        if build.has(build.at("vision_model").path):
+            build = build.at("vision_model")
+        self.depths = selection.depths
+        self.first = int(selection.drops_first)
+        self.width = sizes.hidden_size * len(self.depths)
+        self.patches = Patches(build.at("embeddings"), sizes)
+        self.pre_norm = (
+            LayerNorm(build.at("pre_layrnorm"), sizes.hidden_size, sizes.eps)
+            if sizes.is_clip
+            else None
+        )
+        layers = build.at("encoder").at("layers")
+        self.layers = nn.ModuleList(
+            VisionLayer(layers.at(index), sizes) for index in range(max(self.depths))
+        )
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        hidden = self.patches.forward(pixels)
+        count, positions, _ = hidden.shape
+        rows = hidden.flatten(0, 1)
+        if self.pre_norm is not None:
+            rows = self.pre_norm(rows)
+        states = [rows]
+        for layer in self.layers:
+            states.append(layer.forward(states[-1], count))
+        features = torch.cat([states[depth] for depth in self.depths], 1)
+        return features.view(count, positions, -1)[:, self.first :]
+
+
+class Patches(nn.Module):
+    """(pixels [items, 3, size, size]) → the vectors of the class token, if any, and of the patches
+    [items, positions, hidden]."""
+
+    def __init__(self, build: Build, sizes: VisionSizes) -> None:
+        super().__init__()
+        self.size = sizes.patch_size
+        self.is_clip = sizes.is_clip
+        hidden = sizes.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "patch_embedding.weight": (hidden, 3, self.size, self.size),
+            "position_embedding.weight": (sizes.num_positions, hidden),
+            "class_embedding" if self.is_clip else "patch_embedding.bias": (hidden,),
+        }
+        self.parameters_of = Parameters(build, shapes)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        given = self.parameters_of
+        weight = given["patch_embedding.weight"].flatten(1)
+        unfolded = functional.unfold(pixels.to(weight.dtype), self.size, stride=self.size)
+        bias = None if self.is_clip else given["patch_embedding.bias"]
+        vectors = functional.linear(unfolded.transpose(1, 2), weight, bias)
+        if self.is_clip:
+            first = given["class_embedding"].expand(len(vectors), 1, -1)
+            vectors = torch.cat([first, vectors], 1)
+        return vectors + given["position_embedding.weight"]
+
+
+class VisionLayer(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)). Positions of an item attend to all of
+    it."""
+
+    def __init__(self, build: Build, sizes: VisionSizes) -> None:
+        super().__init__()
+        size = sizes.hidden_size
+        heads = sizes.num_heads
+        attention = build.at("self_attn")
+        self.attention_norm = LayerNorm(build.at("layer_norm1"), size, sizes.eps)
+        self.qkv = QKVLinear(attention, size, heads, heads, size // heads, bias=True)
+        self.out = Linear(attention.at("out_proj"), size, size, bias=True)
+        self.last_norm = LayerNorm(build.at("layer_norm2"), size, sizes.eps)
+        width = sizes.intermediate_size
+        self.up = Linear(build.at("mlp").at("fc1"), size, width, bias=True)
+        self.down = Linear(build.at("mlp").at("fc2"), width, size, bias=True)
+        self.activation = activation_of(sizes.activation)
+
+    def forward(self, hidden: Tensor, count: int) -> Tensor:
+        """[count · positions, hidden] → the same. count: items."""
+        split = [
+            part.unflatten(0, (count, -1)).transpose(1, 2)
+            for part in self.qkv(self.attention_norm(hidden))
+        ]
+        mixed = functional.scaled_dot_product_attention(*split).transpose(1, 2)
+        hidden = hidden + self.out(mixed.reshape(hidden.shape))
+        return hidden + self.down(self.activation(self.up(self.last_norm(hidden))))

@@ -1,0 +1,1 @@
+"""LLaVA: language models that read images."""

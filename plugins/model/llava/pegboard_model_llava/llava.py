@@ -1,0 +1,101 @@
+"""A vision tower, two linear layers, and a language model:
+
+LLaVA 1.5      an image has the features of the tower (Liu et al. 2023)
+LLaVA-NeXT     an image is also cut into tiles, so that more of it is seen (Liu et al. 2024)
+OneVision      the features of many tiles are made fewer (Li et al. 2024)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pegboard.layers import Build, read, size_of
+from pegboard_model_llava.defaults import ONEVISION
+from pegboard_models.anyres import Tiling
+from pegboard_models.language import WithLanguageModel, root_of, text_config
+from pegboard_models.parameters import Parameters
+from pegboard_models.projectors import MLPProjector
+from pegboard_models.vision import VisionTower
+from pegboard_models.vision_sizes import Selection, VisionSizes
+
+
+class Llava(WithLanguageModel):
+    """The tower is built only where prompts are embedded."""
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(config, build)
+        if build.has_first_layer:
+            self.build_vision(config, build)
+
+    def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
+        """Build what `encode` needs."""
+        sizes = VisionSizes.of(config.get("vision_config") or {})
+        selection = Selection.of(config, sizes)
+        root = root_of(build)
+        self.tower = VisionTower(root.at("vision_tower"), sizes, selection)
+        self.projector = MLPProjector(
+            root.at("multi_modal_projector"),
+            self.tower.width,
+            size_of(text_config(config), "hidden_size"),
+            read(config, "projector_hidden_act", str) or "gelu",
+            bias=read(config, "multimodal_projector_bias", bool) is not False,
+        )
+
+    def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """items: pixel_values [3, size, size] → [features, hidden] of each."""
+        pixels = torch.stack([item["pixel_values"] for item in items])
+        return list(self.rows(pixels))
+
+    def rows(self, pixels: Tensor) -> Tensor:
+        """Return the projected features of images: [images, 3, size, size] → [images, features,
+        hidden]."""
+        features = self.tower.forward(pixels)
+        rows = self.projector.forward(features.flatten(0, 1))
+        return rows.view(*features.shape[:2], -1)
+
+
+class LlavaNext(Llava):
+    """The rows of an image are those of the whole image, and then those of all tiles line by line.
+    What the tiles were padded with is left out, and a learned row ends each line."""
+
+    def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
+        super().build_vision(config, build)
+        sizes = VisionSizes.of(config.get("vision_config") or {})
+        self.tiling = Tiling.of(config, sizes, Selection.of(config, sizes))
+        width = size_of(text_config(config), "hidden_size")
+        self.ends = Parameters(root_of(build).alone(), {"image_newline": (width,)})
+
+    def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """items: pixel_values [1 + tiles, 3, size, size] and image_sizes [2] (height, width) →
+        [features, hidden] of each."""
+        tiles = [item["pixel_values"] for item in items]
+        rows = self.rows(torch.cat(tiles)).split([len(each) for each in tiles])
+        sizes = [item["image_sizes"].tolist() for item in items]
+        return [
+            self.lines(each, (height, width))
+            for each, (height, width) in zip(rows, sizes, strict=True)
+        ]
+
+    def lines(self, tiles: Tensor, size: tuple[int, int]) -> Tensor:
+        """Return the rows of one image: [1 + tiles, features, hidden] → [rows, hidden]."""
+        side = self.tiling.grid
+        cut = tiles[1:].unflatten(0, self.tiling.tiles(size)).unflatten(2, (side, side))
+        plane = cut.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        top, left = self.tiling.padding(size)
+        height, width = self.tiling.plane(size)
+        plane = plane[top : top + height, left : left + width]
+        if (shape := self.tiling.lines(size)) != (height, width):
+            channels = plane.permute(2, 0, 1)[None]
+            plane = functional.interpolate(channels, shape, mode="bilinear")[0].permute(1, 2, 0)
+        ends = self.ends["image_newline"].expand(len(plane), 1, -1)
+        return torch.cat([tiles[0], torch.cat([plane, ends], 1).flatten(0, 1)])
+
+
+class LlavaOnevision(LlavaNext):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__({**ONEVISION, **config}, build)

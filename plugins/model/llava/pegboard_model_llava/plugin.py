@@ -1,0 +1,26 @@
+"""Specs of this package."""
+
+from pegboard.interfaces.model import ModelSpec
+from pegboard.interfaces.multimodal_processor import MultiModalProcessorSpec
+
+
+def _model(place: str) -> ModelSpec:
+    return ModelSpec(
+        api="1.0",
+        implementation=f"pegboard_model_llava.{place}",
+        flags=frozenset({"multimodal", "tensor_parallel"}),
+    )
+
+
+def _processor(place: str) -> MultiModalProcessorSpec:
+    return MultiModalProcessorSpec(
+        api="1.0", implementation=f"pegboard_model_llava.{place}", modalities=("image",)
+    )
+
+
+LLAVA = _model("llava:Llava")
+LLAVA_PROCESSOR = _processor("processor:LlavaProcessor")
+LLAVA_NEXT = _model("llava:LlavaNext")
+LLAVA_NEXT_PROCESSOR = _processor("processor:LlavaNextProcessor")
+LLAVA_ONEVISION = _model("llava:LlavaOnevision")
+LLAVA_ONEVISION_PROCESSOR = _processor("processor:LlavaOnevisionProcessor")

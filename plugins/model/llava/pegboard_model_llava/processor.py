@@ -1,0 +1,88 @@
+"""Makes of an image what LLaVA computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegboard.errors import RequestError
+from pegboard.interfaces.multimodal_processor import (
+    MultiModalProcessorSetup,
+    Placeholder,
+    Processed,
+)
+from pegboard_model_llava.defaults import IMAGE_TOKEN, ONEVISION, ONEVISION_IMAGE_TOKEN
+from pegboard_models.anyres import Tiling
+from pegboard_models.processing import ImageProcessor, token_of
+from pegboard_models.vision_sizes import Selection, VisionSizes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class LlavaProcessor:
+    """LLaVA 1.5: each image has as many rows as the tower has features. image_token: if the config
+    names none. defaults: of other values of the config."""
+
+    image_token = IMAGE_TOKEN
+    defaults: Mapping[str, Any] = {}
+
+    def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
+        config = {**self.defaults, **setup.checkpoint.config}
+        self.config = config
+        self.token = token_of(config, "image", self.image_token)
+        self.sizes = VisionSizes.of(config.get("vision_config") or {})
+        self.selection = Selection.of(config, self.sizes)
+        self.images = ImageProcessor(setup.checkpoint, setup.options)
+
+    def placeholder(self, modality: str) -> Placeholder:
+        return Placeholder("<image>", (self.token,))
+
+    @property
+    def num_features(self) -> int:
+        """The features of one image of the tower's size."""
+        return self.sizes.num_positions - self.selection.drops_first
+
+    def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
+        """The array is pixel_values, float32 [3, size, size]."""
+        pixels = self.pixels(self.images([value], options)["pixel_values"][0])
+        return Processed([self.token] * self.num_features, {"pixel_values": pixels})
+
+    def pixels(self, values: np.ndarray) -> np.ndarray:
+        """Return the pixels as float32 [..., 3, size, size]. Raises RequestError if they have
+        another size."""
+        size = self.sizes.image_size
+        if values.shape[-3:] != (3, size, size):
+            raise RequestError(
+                f"the processed image has shape {list(values.shape)}; the vision tower takes "
+                f"[3, {size}, {size}]. Do not change sizes with mm_processor_kwargs, or correct "
+                "preprocessor_config.json",
+                parameter="mm_processor_kwargs",
+            )
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+
+class LlavaNextProcessor(LlavaProcessor):
+    """LLaVA-NeXT: the image as a whole, and tiles of it."""
+
+    def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
+        super().__init__(options, setup)
+        self.tiling = Tiling.of(self.config, self.sizes, self.selection)
+        self.images.fix("image_grid_pinpoints", [list(each) for each in self.tiling.resolutions])
+
+    def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
+        """The arrays are pixel_values, float32 [1 + tiles, 3, size, size], and image_sizes, int64
+        [2] (height, width)."""
+        pixels = self.pixels(self.images([value], options)["pixel_values"][0])
+        size = value.height, value.width
+        height, width = self.tiling.lines(size)
+        rows = self.num_features + height * (width + 1)
+        arrays = {"pixel_values": pixels, "image_sizes": np.array(size, np.int64)}
+        return Processed([self.token] * rows, arrays)
+
+
+class LlavaOnevisionProcessor(LlavaNextProcessor):
+    image_token = ONEVISION_IMAGE_TOKEN
+    defaults = ONEVISION

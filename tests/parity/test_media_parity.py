@@ -1,0 +1,117 @@
+"""LLaVA with images: the logits of transformers, however the prompts are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_media import (
+    MEDIA_TEXT,
+    MediaReference,
+    Prompt,
+    check_media,
+    check_output,
+    make_media_model,
+    make_tokenizer,
+    open_media_llm,
+    prompt,
+    some_prompts,
+)
+from transformers import LlavaProcessor
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from pegboard import SamplingParams
+from pegboard_testing.contract_multimodal_processor import random_image
+
+IMAGE = 100
+VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "image_size": 16,
+    "patch_size": 4,
+}
+SIZES = {"shortest_edge": 16}
+CROP = {"height": 16, "width": 16}
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> MediaReference:
+    return write_llava(tmp_path_factory.mktemp("llava"))
+
+
+def write_llava(folder: Path, **config: Any) -> MediaReference:
+    values = {
+        "text_config": {"model_type": "llama", **MEDIA_TEXT},
+        "vision_config": {"model_type": "clip_vision_model", **VISION},
+        "image_token_id": IMAGE,
+        **config,
+    }
+    model = make_media_model("llava", **values)
+    model.save_pretrained(folder)
+    images = CLIPImageProcessorPil(size=SIZES, crop_size=CROP)
+    processor = LlavaProcessor(
+        image_processor=images,
+        tokenizer=make_tokenizer(["<image>"], "<image>"),
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    processor.save_pretrained(folder)
+
+    def inputs(one: Prompt) -> Mapping[str, torch.Tensor]:
+        given = one.get("multi_modal_data", {}).get("image")
+        return processor(text=one["prompt"], images=given, return_tensors="pt")
+
+    return MediaReference(folder, model, inputs)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chunks inside an item": {},
+    "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
+    "whole items": {"max_num_batched_tokens": 20, "disable_chunked_mm_input": True},
+    "few rows": {"max_num_batched_tokens": 64, "max_num_encoder_input_tokens": 5},
+    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_logits(llava: MediaReference, settings: dict[str, Any]) -> None:
+    """Twice: the second time, the prefixes are in the cache."""
+    check_media(llava, some_prompts(), repeats=2, **settings)
+
+
+def test_preempted(llava: MediaReference) -> None:
+    """There is room for one of the prompts and a half."""
+    many = [prompt(number, random_image(20, 20, number), 5) for number in range(4)]
+    check_media(llava, many, num_tokens=12, num_gpu_blocks_override=12, max_model_len=40)
+
+
+def test_several_answers_and_the_order_of_items(llava: MediaReference) -> None:
+    first = random_image(30, 20, seed=3)
+    second = random_image(20, 30, seed=4)
+    prompts = [prompt(first, 7, second, 8), prompt(second, 7, first, 8)]
+    params = SamplingParams(
+        max_tokens=5, temperature=1.0, top_k=1, n=2, logprobs=-1, ignore_eos=True
+    )
+    with open_media_llm(llava.directory) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for one, output in zip(prompts, outputs, strict=True):
+        for answer in output.outputs:
+            expected = llava.logprobs(one, answer.token_ids)
+            assert list(answer.token_ids) == expected[:-1].argmax(-1).tolist()
+    assert outputs[0].outputs[0].token_ids != outputs[1].outputs[0].token_ids
+
+
+def test_a_chat(llava: MediaReference) -> None:
+    image = random_image(30, 20, seed=5)
+    content = [{"type": "image_pil", "image_pil": image}, {"type": "text", "text": "w7 w8"}]
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+    with open_media_llm(llava.directory) as llm:
+        (output,) = llm.chat([{"role": "user", "content": content}], params, use_tqdm=False)
+    one = {**prompt(1, image, 7, 8, 3)}
+    check_output(llava, one, output.outputs[0], 1e-4)
