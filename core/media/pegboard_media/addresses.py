@@ -26,9 +26,7 @@ PRIVATE_V4 = tuple(
     )
 )
 GLOBAL_V6 = IPv6Network("2000::/3")
-SPECIAL_V6 = tuple(
-    map(ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
-)
+SPECIAL_V6 = tuple(map(ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 """Parts of GLOBAL_V6 that are tunnels or examples."""
 HOLDS_V4 = tuple(map(IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96")))
 """Addresses whose last 32 bits are an IPv4 address: mapped ones and those of NAT64 (RFC 6052)."""

@@ -17,8 +17,8 @@ from pegboard_media.limits import (
 if TYPE_CHECKING:
     import numpy as np
 
-BLOCK = 2**16
-"""Samples of each channel that are decoded at a time."""
+BLOCK = 2**20
+"""Samples of all channels together that are decoded at a time."""
 
 
 def decode_audio(content: bytes) -> tuple[np.ndarray, int]:
@@ -38,11 +38,14 @@ def decode_audio(content: bytes) -> tuple[np.ndarray, int]:
             check_rate(rate)
             blocks: list[np.ndarray] = []
             count = 0
-            while (block := file.read(BLOCK, dtype="float32", always_2d=True)).size:
+            size = max(1, BLOCK // int(file.channels))
+            while len(block := file.read(size, dtype="float32", always_2d=True)):
                 count += len(block)
                 check_length(count, rate, int(file.channels))
                 blocks.append(block.mean(axis=1))
-    except (soundfile.SoundFileError, RuntimeError, ValueError, OSError) as error:
+    except Unusable:
+        raise
+    except Exception as error:
         raise Unusable("is no audio file that soundfile decodes, or is damaged") from error
     return checked(np.concatenate(blocks) if blocks else np.empty(0, np.float32)), rate
 

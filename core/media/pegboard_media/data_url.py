@@ -9,7 +9,8 @@ from urllib.parse import unquote_to_bytes
 from pegboard_media.limits import MAX_BYTES, Unusable
 
 HEADER = re.compile(
-    r"(?:[\w!#$&^.+-]+/[\w!#$&^.+-]+)?(?:;[\w!#$&^.+-]+=[^;,]*)*(;base64)?", re.ASCII | re.IGNORECASE
+    r"(?:[\w!#$&^.+-]+/[\w!#$&^.+-]+)?(?:;[\w!#$&^.+-]+=[^;,]*)*(;base64)?",
+    re.ASCII | re.IGNORECASE,
 )
 MAX_HEADER_CHARS = 1024
 

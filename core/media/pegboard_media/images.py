@@ -31,7 +31,7 @@ def decode_image(content: bytes, background: Color) -> Image:
         raise Unusable(f"is none of {', '.join(FORMATS)}, or is damaged") from error
     except Unusable:
         raise
-    except Exception as error:  # noqa: BLE001 - damaged files raise nearly anything
+    except Exception as error:
         raise Unusable("is damaged") from error
 
 
@@ -54,7 +54,7 @@ def check_image(value: Any, background: Color) -> Image:
     check_size(value)
     try:
         return as_rgb(value, background)
-    except Exception as error:  # noqa: BLE001 - the file behind it is read only now
+    except Exception as error:
         raise Unusable("cannot be made an RGB image") from error
 
 

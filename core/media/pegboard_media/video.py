@@ -16,10 +16,11 @@ from pegboard_media.limits import (
 if TYPE_CHECKING:
     import numpy as np
 
+FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mpegts,flv,asf,gif"
+"""FFmpeg's names of the formats that are read."""
 
-def decode_video(
-    content: bytes, num_frames: int, fps: float | None
-) -> tuple[np.ndarray, float]:
+
+def decode_video(content: bytes, num_frames: int, fps: float | None) -> tuple[np.ndarray, float]:
     """Return frames of a file, uint8 [frames, height, width, 3], and how many of the returned
     frames a second has. They are evenly spaced from the first frame to the last. num_frames: the
     most frames; -1 = all. fps: the most frames of a second; None = any number."""
@@ -37,16 +38,23 @@ def decode_video(
         frames = kept_frames(av, content, wanted)
     except Unusable:
         raise
-    except Exception as error:  # noqa: BLE001 - damaged files raise nearly anything
+    except Exception as error:
         raise Unusable("is no video that av decodes, or is damaged") from error
     if not frames:
         raise Unusable("has no frames that can be decoded")
     return np.stack(frames), rate * len(wanted) / total
 
 
+def opened(av: Any, content: bytes) -> Any:
+    """Return the container of a file. Playlists and scripts, which name other files, are not
+    read."""
+    options = {"format_whitelist": FORMATS, "protocol_whitelist": "none"}
+    return av.open(io.BytesIO(content), options=options)
+
+
 def length(av: Any, content: bytes) -> tuple[int, float]:
     """Return how many frames a file has, and how many of them a second has."""
-    with av.open(io.BytesIO(content)) as container:
+    with opened(av, content) as container:
         stream = container.streams.video[0]
         check_frames(stream.codec_context.width, stream.codec_context.height, 1)
         total = 0
@@ -75,7 +83,7 @@ def kept_frames(av: Any, content: bytes, wanted: list[int]) -> list[np.ndarray]:
     frames: list[np.ndarray] = []
     num_pixels = 0
     left = set(wanted)
-    with av.open(io.BytesIO(content)) as container:
+    with opened(av, content) as container:
         for index, frame in enumerate(container.decode(video=0)):
             num_pixels += frame.width * frame.height
             if num_pixels > MAX_DECODED_PIXELS:

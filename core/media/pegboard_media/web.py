@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import http.client
 import io
+import re
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
@@ -26,6 +28,7 @@ from pegboard_media.limits import (
 )
 
 PORTS = {"http": 80, "https": 443}
+NOT_IN_URLS = re.compile(r"[\x00-\x20\x7f\\]")
 REDIRECTS = {301, 302, 303, 307, 308}
 REFUSED = (
     "may not be fetched; expected an http(s) URL without a user name, whose host has public "
@@ -43,8 +46,8 @@ Connect = Callable[[str, int, float], socket.socket]
 
 def resolve_name(host: str, port: int) -> list[str]:
     """Return the numeric addresses that the system knows for a host."""
-    found_ones = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found_ones))
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def connect_to(address: str, port: int, seconds: float) -> socket.socket:
@@ -85,7 +88,7 @@ class Web:
         stream = Stream(self._connection(parts.scheme, host, port, deadline), deadline)
         connection = http.client.HTTPConnection(f"[{host}]" if ":" in host else host, port)
         connection.default_port = PORTS[parts.scheme]  # it is left out of the Host header
-        connection.sock = stream  # type: ignore[assignment]
+        connection.sock = stream
         target = quote(parts.path or "/", safe="%/:=&~+!$,;'@()*")
         query = quote(parts.query, safe="%/:=&?~+!$,;'@()*[]")
         headers = {"User-Agent": "pegboard", "Accept": "*/*", "Accept-Encoding": "identity"}
@@ -99,7 +102,7 @@ class Web:
                     raise Unusable(FAILED)
                 return body(response), None
         finally:
-            stream.close()
+            stream.end()
 
     def _connection(self, scheme: str, host: str, port: int, deadline: float) -> socket.socket:
         """Return a connection to the first address that answers."""
@@ -158,6 +161,9 @@ class Stream:
         return count
 
     def close(self) -> None:
+        """Do nothing: http.client closes its socket before it reads the body."""
+
+    def end(self) -> None:
         self._connection.close()
 
 
@@ -177,7 +183,7 @@ class Reads(io.RawIOBase):
 def checked(url: str) -> tuple[SplitResult, str, int]:
     """Return the parts of a URL that may be fetched if its host may be asked, the host in lower
     case, and the port."""
-    is_plain = len(url) <= MAX_URL_CHARS and not any(char <= " " or char in "\\\x7f" for char in url)
+    is_plain = len(url) <= MAX_URL_CHARS and NOT_IN_URLS.search(url) is None
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
@@ -209,5 +215,6 @@ def remaining(deadline: float) -> float:
     return seconds
 
 
+@cache
 def tls() -> ssl.SSLContext:
     return ssl.create_default_context()
