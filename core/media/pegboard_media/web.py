@@ -86,7 +86,7 @@ class Web:
         """Return the body of one answer, or where it redirects to."""
         parts, host, port = checked(url)
         stream = Stream(self._connection(parts.scheme, host, port, deadline), deadline)
-        connection = http.client.HTTPConnection(f"[{host}]" if ":" in host else host, port)
+        connection = http.client.HTTPConnection(host, port)
         connection.default_port = PORTS[parts.scheme]  # it is left out of the Host header
         connection.sock = stream
         target = quote(parts.path or "/", safe="%/:=&~+!$,;'@()*")
