@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pegboard.errors import ConfigError
@@ -21,6 +22,16 @@ BLOCK = 2**20
 """Samples of all channels together that are decoded at a time."""
 
 
+class Content(io.BytesIO):
+    """The bytes of a file, for libsndfile. A seek to before the beginning, as damaged files ask
+    for, changes nothing."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with suppress(ValueError, OverflowError):
+            return super().seek(offset, whence)
+        return self.tell()
+
+
 def decode_audio(content: bytes) -> tuple[np.ndarray, int]:
     """Return the samples of a file, float32 [samples], and how many of them a second has. Channels
     are averaged. The length is counted while the file is decoded."""
@@ -33,7 +44,7 @@ def decode_audio(content: bytes) -> tuple[np.ndarray, int]:
             "cannot be decoded, because this server lacks soundfile; install pegboard-media[audio]"
         ) from error
     try:
-        with soundfile.SoundFile(io.BytesIO(content)) as file:
+        with soundfile.SoundFile(Content(content)) as file:
             rate = int(file.samplerate)
             check_rate(rate)
             blocks: list[np.ndarray] = []

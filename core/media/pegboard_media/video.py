@@ -84,6 +84,7 @@ def kept_frames(av: Any, content: bytes, wanted: list[int]) -> list[np.ndarray]:
     num_pixels = 0
     left = set(wanted)
     with opened(av, content) as container:
+        container.streams.video[0].codec_context.options = {"max_pixels": str(MAX_PIXELS)}
         for index, frame in enumerate(container.decode(video=0)):
             num_pixels += frame.width * frame.height
             if num_pixels > MAX_DECODED_PIXELS:

@@ -188,6 +188,14 @@ def test_damaged_audio_is_read_or_refused(data: st.DataObject) -> None:
     assert len(samples) and rate > 0
 
 
+def test_a_damaged_file_cannot_seek_before_its_beginning() -> None:
+    content = audio.Content(b"abc")
+    content.seek(2)
+    assert content.seek(-1) == 2
+    assert content.seek(2**70) == 2
+    assert content.seek(-1, io.SEEK_END) == 2
+
+
 def test_resampling_keeps_a_tone() -> None:
     samples = audio.resample(TONE, 8000, 16_000)
     assert (samples.dtype, len(samples)) == (np.float32, 8000)
@@ -234,6 +242,15 @@ def test_frames_are_evenly_spaced(count: int, options: Any, expected: list[int])
     assert (frames.dtype, frames.shape) == (np.uint8, (len(expected), 16, 32, 3))
     assert shades(frames) == expected
     assert rate == pytest.approx(10 * len(expected) / count)
+
+
+def test_the_decoder_knows_the_limit_of_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size that the file states is that of another video."""
+    monkeypatch.setattr(video, "check_frames", lambda width, height, count: None)
+    assert len(read("video", FILM)[0]) == 3
+    monkeypatch.setattr(video, "MAX_PIXELS", 16 * 32 - 1)
+    with pytest.raises(RequestError, match="is no video"):
+        read("video", FILM)
 
 
 def test_limits_of_videos(monkeypatch: pytest.MonkeyPatch) -> None:
