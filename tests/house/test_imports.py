@@ -39,6 +39,7 @@ def allowed(member: Member) -> tuple[str, ...]:
         "pegboard_drafts",
         "pegboard_executors",
         "pegboard_kv",
+        "pegboard_media",
         "pegboard_models",
         "pegboard_weights",
         *(["pegboard_server"] if kinds & SERVER_KINDS else []),

@@ -1,0 +1,130 @@
+"""Video: from a file or an object to frames. Files need the extra `video`."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+from pegboard_media.limits import (
+    MAX_DECODED_PIXELS,
+    MAX_PIXELS,
+    MAX_VIDEO_FRAMES,
+    Unusable,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mpegts,flv,asf,gif"
+"""FFmpeg's names of the formats that are read."""
+
+
+def decode_video(content: bytes, num_frames: int, fps: float | None) -> tuple[np.ndarray, float]:
+    """Return frames of a file, uint8 [frames, height, width, 3], and how many of the returned
+    frames a second has. They are evenly spaced from the first frame to the last. num_frames: the
+    most frames; -1 = all. fps: the most frames of a second; None = any number."""
+    import numpy as np
+
+    try:
+        import av
+    except (ImportError, OSError) as error:
+        raise Unusable(
+            "cannot be decoded, because this server lacks av; install pegboard-media[video]"
+        ) from error
+    try:
+        total, rate = length(av, content)
+        wanted = positions(total, rate, num_frames, fps)
+        frames = kept_frames(av, content, wanted)
+    except Unusable:
+        raise
+    except Exception as error:
+        raise Unusable("is no video that av decodes, or is damaged") from error
+    if not frames:
+        raise Unusable("has no frames that can be decoded")
+    return np.stack(frames), rate * len(wanted) / total
+
+
+def opened(av: Any, content: bytes) -> Any:
+    """Return the container of a file. Playlists and scripts, which name other files, are not
+    read."""
+    options = {"format_whitelist": FORMATS, "protocol_whitelist": "none"}
+    return av.open(io.BytesIO(content), options=options)
+
+
+def length(av: Any, content: bytes) -> tuple[int, float]:
+    """Return how many frames a file has, and how many of them a second has."""
+    with opened(av, content) as container:
+        stream = container.streams.video[0]
+        check_frames(stream.codec_context.width, stream.codec_context.height, 1)
+        total = 0
+        for packet in container.demux(stream):
+            total += packet.size > 0
+            if total > MAX_VIDEO_FRAMES:
+                raise Unusable(f"has more than {MAX_VIDEO_FRAMES} frames")
+        rate = float(stream.average_rate or 0)
+    if not total or not rate > 0:
+        raise Unusable("has no frames")
+    return total, rate
+
+
+def positions(total: int, rate: float, num_frames: int, fps: float | None) -> list[int]:
+    """Return which of `total` frames are kept, in order."""
+    count = total if num_frames < 0 else min(num_frames, total)
+    if fps is not None:
+        count = min(count, max(1, math.floor(total / rate * fps)))
+    if count == 1:
+        return [0]
+    return [index * (total - 1) // (count - 1) for index in range(count)]
+
+
+def kept_frames(av: Any, content: bytes, wanted: list[int]) -> list[np.ndarray]:
+    """Decode a file up to the last frame that is wanted. All frames get the size of the first."""
+    frames: list[np.ndarray] = []
+    num_pixels = 0
+    left = set(wanted)
+    with opened(av, content) as container:
+        container.streams.video[0].codec_context.options = {"max_pixels": str(MAX_PIXELS)}
+        for index, frame in enumerate(container.decode(video=0)):
+            num_pixels += frame.width * frame.height
+            if num_pixels > MAX_DECODED_PIXELS:
+                raise Unusable(f"has more than {MAX_DECODED_PIXELS} pixels in all its frames")
+            if index in left:
+                check_frames(frame.width, frame.height, len(wanted))
+                height, width = frames[0].shape[:2] if frames else (frame.height, frame.width)
+                frames.append(frame.to_ndarray(format="rgb24", width=width, height=height))
+                left.discard(index)
+            if not left:
+                break
+    return frames
+
+
+def check_video(value: Any) -> tuple[np.ndarray, float]:
+    """Return a pair (uint8 [frames, height, width, 3], frames per second) after a check."""
+    import numpy as np
+
+    match value:
+        case (np.ndarray() as frames, int() | float() | np.number() as rate):
+            pass
+        case _:
+            raise Unusable(
+                f"is a {type(value).__name__}; expected a URL, the bytes of a file, or a pair "
+                "(numpy array [frames, height, width, 3], frames per second)"
+            )
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or not frames.size:
+        raise Unusable(
+            f"is an array {frames.dtype} {list(frames.shape)}; expected uint8 [frames, height, "
+            "width, 3]"
+        )
+    if not 0 < rate < math.inf:
+        raise Unusable(f"has {rate} frames per second; expected more than 0")
+    check_frames(frames.shape[2], frames.shape[1], frames.shape[0])
+    return frames, float(rate)
+
+
+def check_frames(width: int, height: int, count: int) -> None:
+    if width * height * count > MAX_PIXELS:
+        raise Unusable(
+            f"has {count} frames of {width} x {height} pixels to keep; at most {MAX_PIXELS} pixels "
+            "are kept"
+        )
