@@ -53,6 +53,8 @@ OF_MODELS = {
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 }
 
 

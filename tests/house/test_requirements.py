@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 NEEDS_EXTRA = {
+    ("pegboard-models", "images"): ("pegboard_models.processing",),
     ("pegboard-executor-local", "torch"): ("pegboard_executor_local.launched",),
     ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
     # only imported after a plugin has imported pydantic for its options

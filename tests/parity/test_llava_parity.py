@@ -15,10 +15,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from pegboard import SamplingParams
 from pegboard.errors import ModelError
 from pegboard.layers import Build
 from pegboard.plugins.importing import import_object, import_spec
 from pegboard_models.language import SIZES
+from pegboard_models.vision_sizes import DEFAULTS
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.fake_build import fake_build, load_layers
 
@@ -225,6 +227,20 @@ def test_rows_of_tiles(
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_prompts_of_text(write: Any, tmp_path: Path, open_llm: Any, split: str, ranks: int) -> None:
+    """An engine runs the model, also when ranks divide it."""
+    reference = write("clip_vision_model", {}, {})
+    llm = open_llm(tmp_path, **{split: ranks})
+    prompt = [3, 5, 7, 90, 4]
+    (request,) = llm.generate([prompt], SamplingParams(max_tokens=6, temperature=0))
+    ids = prompt + list(request.outputs[0].token_ids)
+    with torch.no_grad():
+        expected = reference(input_ids=torch.tensor([ids])).logits[0, len(prompt) - 1 : -1]
+    assert expected.argmax(-1).tolist() == ids[len(prompt) :]
+
+
 def test_layers_after_the_selected_one_are_not_read(write: Any, tmp_path: Path) -> None:
     write("clip_vision_model", {}, {})
     _, used = built(tmp_path)
@@ -246,8 +262,6 @@ def test_sizes_that_a_text_config_lacks(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["clip_vision_model", "siglip_vision_model"])
 def test_sizes_that_a_vision_config_lacks(model_type: str) -> None:
-    from pegboard_models.vision_sizes import DEFAULTS
-
     theirs = transformers.AutoConfig.for_model(model_type).to_dict()
     assert DEFAULTS[model_type].items() <= theirs.items()
 

@@ -58,13 +58,13 @@ class ImageProcessor:
         """Return the arrays of these RGB PIL images. The first dimension is that of the images."""
         self._check(options)
         try:
-            made = self.inner(images, **{**self.options, **options}, return_tensors="np")
+            arrays = self.inner(images, **{**self.options, **options}, return_tensors="np")
         except Exception as error:
             raise RequestError(
                 f"the image could not be processed with {dict(options)}: {error}",
                 parameter="mm_processor_kwargs",
             ) from error
-        return {str(name): value for name, value in made.items()}
+        return {str(name): value for name, value in arrays.items()}
 
 
 def token_of(config: Mapping[str, Any], modality: str, default: int | None = None) -> int:

@@ -53,7 +53,7 @@ class VisionSizes:
     def of(cls, config: Mapping[str, Any]) -> VisionSizes:
         """Read a vision_config. Raises ModelError for towers of other kinds."""
         kind = config.get("model_type")
-        if kind not in DEFAULTS:
+        if not isinstance(kind, str) or kind not in DEFAULTS:
             raise ModelError(
                 f"the checkpoint's vision tower is {kind!r}; supported: {', '.join(DEFAULTS)}"
             )
