@@ -92,8 +92,8 @@ class WithLanguageModel(nn.Module):
         rows: Tensor = self.language.embed(input_ids, *more)
         return rows
 
-    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        states: Tensor = self.language.forward(hidden, positions)
+    def forward(self, hidden: Tensor, *positions: Tensor) -> Tensor:
+        states: Tensor = self.language.forward(hidden, *positions)
         return states
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -17,11 +17,10 @@ FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 class ImageProcessor:
-    """The image processor of transformers that a checkpoint's folder names, with PIL. options: go
-    before the values of the file. Raises ModelError if there is no such file or it is wrong, and
+    """The image processor of transformers that a checkpoint's folder names, with PIL. Raises ModelError if there is no such file or it is wrong, and
     RequestError for options that it does not take."""
 
-    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         from transformers import AutoImageProcessor
 
         folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
@@ -37,8 +36,7 @@ class ImageProcessor:
         except Exception as error:
             raise ModelError(f"{folder}: the image processor cannot be loaded: {error}") from error
         self.names = frozenset(self.inner.valid_kwargs.__annotations__)
-        self.options = dict(options)
-        self._check(options)
+        self.fixed: dict[str, Any] = {}
 
     def _check(self, options: Mapping[str, Any]) -> None:
         if unknown := sorted({*options} - self.names):
@@ -51,14 +49,13 @@ class ImageProcessor:
     def fix(self, name: str, value: Any) -> None:
         """Set a value that options cannot change."""
         self.names -= {name}
-        self._check(self.options)
-        self.options[name] = value
+        self.fixed[name] = value
 
     def __call__(self, images: Any, options: Mapping[str, Any]) -> dict[str, "np.ndarray"]:
         """Return the arrays of these RGB PIL images. The first dimension is that of the images."""
         self._check(options)
         try:
-            arrays = self.inner(images, **{**self.options, **options}, return_tensors="np")
+            arrays = self.inner(images, **self.fixed, **options, return_tensors="np")
         except Exception as error:
             raise RequestError(
                 f"the image could not be processed with {dict(options)}: {error}",

@@ -49,7 +49,7 @@ class Llava(WithLanguageModel):
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """items: pixel_values [3, size, size] → [features, hidden] of each."""
         pixels = torch.stack([item["pixel_values"] for item in items])
-        return list(self.rows(pixels))
+        return [*self.rows(pixels)]
 
     def rows(self, pixels: Tensor) -> Tensor:
         """Return the projected features of images: [images, 3, size, size] → [images, features,

@@ -35,7 +35,7 @@ class LlavaProcessor:
         self.token = token_of(config, "image", self.image_token)
         self.sizes = VisionSizes.of(config.get("vision_config") or {})
         self.selection = Selection.of(config, self.sizes)
-        self.images = ImageProcessor(setup.checkpoint, setup.options)
+        self.images = ImageProcessor(setup.checkpoint)
 
     def placeholder(self, modality: str) -> Placeholder:
         return Placeholder("<image>", (self.token,))
