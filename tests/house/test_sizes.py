@@ -25,20 +25,20 @@ from members import (
 CEILINGS = {
     ".": 305,
     "cli": 345,
-    "config": 675,
-    "data": 615,
-    "engine": 1950,
+    "config": 690,
+    "data": 700,
+    "engine": 2055,
     "engine/boundary": 695,
     "engine/grammar": 470,
     "engine/kv": 730,
     "engine/metrics": 275,
-    "front": 1390,
-    "interfaces": 1230,
-    "layers": 1105,
+    "front": 1610,
+    "interfaces": 1280,
+    "layers": 1140,
     "ops": 395,
-    "plan": 690,
+    "plan": 705,
     "plugins": 1170,
-    "worker": 2210,
+    "worker": 2270,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

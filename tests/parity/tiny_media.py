@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from tiny_models import SIZES, TOLERANCE, VOCAB_SIZE, open_llm
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from pegboard import LLM, SamplingParams
 from pegboard_testing.contract_multimodal_processor import random_image
@@ -30,6 +36,18 @@ TEMPLATE = (
     "{% endfor %}{% endfor %}w3"
 )
 Prompt = dict[str, Any]
+
+IMAGE = 100
+VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "image_size": 16,
+    "patch_size": 4,
+}
+IMAGE_SIZE = {"shortest_edge": 16}
+CROP = {"height": 16, "width": 16}
 
 
 def make_tokenizer(special: Sequence[str], mark: str) -> Any:
@@ -130,3 +148,30 @@ def check_output(reference: MediaReference, one: Prompt, answer: Any, tolerance:
         values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
         worst = (values - expected[position]).abs().max().item()
         assert worst < tolerance, f"{one['prompt']}: output {position} is off by {worst}"
+
+
+def write_llava(folder: Path, **config: Any) -> MediaReference:
+    """Write LLaVA with a tower of 16 patches. config: more of its config."""
+    values = {
+        "text_config": {"model_type": "llama", **MEDIA_TEXT},
+        "vision_config": {"model_type": "clip_vision_model", **VISION},
+        "image_token_id": IMAGE,
+        **config,
+    }
+    model = make_media_model("llava", **values)
+    model.save_pretrained(folder)
+    images = CLIPImageProcessorPil(size=IMAGE_SIZE, crop_size=CROP)
+    processor = LlavaProcessor(
+        image_processor=images,
+        tokenizer=make_tokenizer(["<image>"], "<image>"),
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    processor.save_pretrained(folder)
+
+    def inputs(one: Prompt) -> Mapping[str, torch.Tensor]:
+        given = one.get("multi_modal_data", {}).get("image")
+        return processor(text=one["prompt"], images=given, return_tensors="pt")
+
+    return MediaReference(folder, model, inputs)

@@ -81,8 +81,8 @@ class MultiModalProcessorContract:
             for name, array in processed.arrays.items():
                 assert isinstance(name, str) and isinstance(array, np.ndarray)
                 assert array.dtype.kind in "fiub", f"{name} has the type {array.dtype}"
-            made = self.num_rows(modality, processed.arrays)
-            assert made in (None, count), f"{count} placeholders for {made} rows"
+            num_rows = self.num_rows(modality, processed.arrays)
+            assert num_rows in (None, count), f"{count} placeholders for {num_rows} rows"
 
     def test_the_result_depends_on_the_item_only(self) -> None:
         """Again, in other threads, and after other items."""

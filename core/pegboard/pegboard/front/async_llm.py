@@ -36,9 +36,8 @@ from pegboard.engine.boundary.messages import (
     StepDeltas,
 )
 from pegboard.engine.metrics.sinks import Sinks
-from pegboard.errors import EngineDeadError
 from pegboard.front.beam_search import beam_search_online
-from pegboard.front.connection import EngineConnection
+from pegboard.front.connection import Connected, EngineConnection
 from pegboard.front.controls import AsyncControls
 from pegboard.front.prompt_forms import PromptInput, as_prompt
 from pegboard.front.prompts import RequestBuilder
@@ -47,7 +46,6 @@ from pegboard.interfaces.api import (
     CLIENT,
     DATA_PARALLEL_RANK,
     TRACE_HEADERS,
-    Health,
     Prompt,
     RequestOptions,
     ServedModel,
@@ -90,7 +88,7 @@ def start_engine(
     return plan, registry
 
 
-class AsyncLLM(AsyncControls):
+class AsyncLLM(AsyncControls, Connected):
     """The engine client of one model. All methods except the constructors must be called on one
     event loop.
 
@@ -356,26 +354,6 @@ class AsyncLLM(AsyncControls):
 
     def default_params(self) -> Mapping[str, Any]:
         return self.plan.default_params
-
-    def health(self) -> Health:
-        problem = self._connection.dead or self._connection.stalled
-        return Health(not problem, str(problem), bool(self._connection.stalled))
-
-    @property
-    def is_running(self) -> bool:
-        return self._connection.dead is None
-
-    @property
-    def errored(self) -> bool:
-        return self._connection.dead is not None
-
-    @property
-    def dead_error(self) -> EngineDeadError:
-        return self._connection.dead or EngineDeadError("the engine is alive")
-
-    async def check_health(self) -> None:
-        """Raise EngineDeadError if the engine is dead."""
-        self._connection.check()
 
     async def adapter(self, name: str) -> "LoRARequest | None":
         return None

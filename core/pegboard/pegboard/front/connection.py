@@ -17,6 +17,7 @@ from pegboard.engine.boundary.messages import (
     ToEngine,
 )
 from pegboard.errors import EngineDeadError, PegboardError
+from pegboard.interfaces.api import Health
 
 
 class EngineConnection:
@@ -118,3 +119,29 @@ class EngineConnection:
     def _fail_start(self, error: PegboardError) -> None:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
+
+
+class Connected:
+    """The state of an engine, as its client knows it."""
+
+    _connection: EngineConnection
+
+    def health(self) -> Health:
+        problem = self._connection.dead or self._connection.stalled
+        return Health(not problem, str(problem), bool(self._connection.stalled))
+
+    @property
+    def is_running(self) -> bool:
+        return self._connection.dead is None
+
+    @property
+    def errored(self) -> bool:
+        return self._connection.dead is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        return self._connection.dead or EngineDeadError("the engine is alive")
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError if the engine is dead."""
+        self._connection.check()

@@ -46,9 +46,9 @@ class Model(Protocol):
         tokens whose request has no such numbers, and that of the prompt's last token for tokens
         after the prompt. "token_types": 1 in the second of two texts."""
 
-    def forward(self, hidden: "Tensor", *positions: "Tensor") -> "Tensor":
+    def forward(self, hidden: "Tensor", positions: "Tensor") -> "Tensor":
         """Apply the layers and the final norm: [T, hidden], [T] → [T, hidden]. If the constructor
-        has appended names to `build.declared.axes`, there is a tensor of positions for each. The
+        has appended names to `build.declared.axes`, there is one [T] for each of them. The
         rows are those of `embed`, or were given with the prompt. The call is recorded and replayed
         as a whole, so it must not synchronize with the host or branch on the values of tensors."""
 

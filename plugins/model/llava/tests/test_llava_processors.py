@@ -81,9 +81,7 @@ def tokenizer() -> Any:
     return made
 
 
-def setup_of(
-    folder: Path, config: Mapping[str, Any], options: Mapping[str, Any] | None = None
-) -> MultiModalProcessorSetup:
+def setup_of(folder: Path, config: Mapping[str, Any]) -> MultiModalProcessorSetup:
     payload = TokenizerPayload("hf", folder)
     checkpoint = Checkpoint(
         format="safetensors",
@@ -94,7 +92,7 @@ def setup_of(
         tokenizer=payload,
     )
     own: Any = None
-    return MultiModalProcessorSetup(checkpoint, own, options or {})
+    return MultiModalProcessorSetup(checkpoint, own)
 
 
 def config_of(vision: Mapping[str, Any], strategy: str, **more: Any) -> dict[str, Any]:
@@ -298,18 +296,18 @@ def test_either_file(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(found.arrays["pixel_values"], expected["pixel_values"][0])
 
 
-def test_options_of_a_request_go_before_those_of_the_server(tmp_path: Path) -> None:
+def test_options_go_before_the_values_of_the_file(tmp_path: Path) -> None:
     clip_images().save_pretrained(tmp_path)
     config = config_of(CLIP, "default")
-    processor = LlavaProcessor(None, setup_of(tmp_path, config, {"do_normalize": False}))
+    processor = LlavaProcessor(None, setup_of(tmp_path, config))
     image = Image.new("RGB", (50, 50), (51, 51, 51))
 
     def value(options: Mapping[str, Any]) -> float:
         return float(processor.process("image", image, options).arrays["pixel_values"][0, 0, 0])
 
-    assert value({}) == pytest.approx(0.2)
-    assert value({"rescale_factor": 1.0}) == pytest.approx(51)
-    assert value({"do_normalize": True}) == pytest.approx(
+    assert value({"do_normalize": False}) == pytest.approx(0.2)
+    assert value({"do_normalize": False, "rescale_factor": 1.0}) == pytest.approx(51)
+    assert value({}) == pytest.approx(
         (0.2 - clip_images().image_mean[0]) / clip_images().image_std[0]
     )
 

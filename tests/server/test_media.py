@@ -1,0 +1,175 @@
+"""Images over HTTP: the answers of the model's own process, from the official client; what is
+refused; and that other requests go on."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server_process import Server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
+
+from tiny_media import NUM_TEXT_TOKENS, MediaReference, prompt, write_llava
+
+from pegboard_testing.contract_multimodal_processor import random_image
+
+IMAGES = [random_image(40, 20, seed=1), random_image(13, 50, seed=2)]
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> MediaReference:
+    return write_llava(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pictures that requests may name."""
+    path = tmp_path_factory.mktemp("pictures")
+    for number, image in enumerate(IMAGES):
+        image.save(path / f"{number}.png")
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(
+    llava: MediaReference, folder: Path, tmp_path_factory: pytest.TempPathFactory, probe: Path
+) -> Iterator[Server]:
+    settings = ("--dtype", "float32", "--max-model-len", "256", "--kv-cache-memory-bytes", "8M")
+    media = ("--allowed-local-media-path", str(folder), "--limit-mm-per-prompt", '{"image": 2}')
+    place = tmp_path_factory.mktemp("server")
+    with Server(llava.directory, place, *settings, *media, probe=probe) as running:
+        yield running.wait_until_ready()
+    running.check_nothing_left()
+
+
+def url_of(image: Any) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def part(url: str, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}, **more}
+
+
+def messages(*parts: Any) -> list[dict[str, Any]]:
+    texts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in parts]
+    return [{"role": "user", "content": texts}]
+
+
+def asked(server: Server, *parts: Any, **fields: Any) -> httpx.Response:
+    body = {"messages": messages(*parts), "max_tokens": 5, "temperature": 0, **fields}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def expected(llava: MediaReference, *parts: Any, count: int = 5) -> str:
+    """The text that transformers answers to the chat of these words and images. Only the first
+    tokens are words."""
+    one = prompt(1, *parts, 3)
+    outputs: list[int] = []
+    while len(outputs) < count:
+        outputs.append(int(llava.logprobs(one, outputs)[-1].argmax()))
+    return " ".join(f"w{token}" for token in outputs if token < NUM_TEXT_TOKENS)
+
+
+def text_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"]).strip()
+
+
+def test_the_official_client(server: Server, llava: MediaReference) -> None:
+    client = server.client()
+    answer = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=messages("w7", part(url_of(IMAGES[0])), "w8", part(url_of(IMAGES[1]))),
+        max_tokens=5,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    text = (answer.choices[0].message.content or "").strip()
+    assert text == expected(llava, 7, IMAGES[0], 8, IMAGES[1])
+    assert answer.usage is not None and answer.usage.prompt_tokens == 4 + 2 * 16
+
+
+def test_a_file_and_its_data_are_the_same_item(
+    server: Server, llava: MediaReference, folder: Path
+) -> None:
+    by_data = asked(server, part(url_of(IMAGES[1])), "w9", ignore_eos=True)
+    path = folder / "1.png"
+    by_file = asked(server, part(path.as_uri()), "w9", ignore_eos=True)
+    assert text_of(by_data) == text_of(by_file) == expected(llava, IMAGES[1], 9)
+
+
+def test_a_stream(server: Server, llava: MediaReference) -> None:
+    client = server.client()
+    stream = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=messages(part(url_of(IMAGES[0])), "w4"),
+        max_tokens=5,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert text.strip() == expected(llava, IMAGES[0], 4)
+
+
+def test_the_name_of_an_item(server: Server) -> None:
+    first = asked(server, part(url_of(IMAGES[0]), uuid="harbour"), "w4")
+    other = asked(server, part(url_of(IMAGES[1]), uuid="harbour"), "w4")
+    assert text_of(first) == text_of(other), "an item with this name is there"
+
+
+GIF = "data:image/gif;base64,R0lGODlhAQABAAAAACw="
+NAMED = {
+    "not an image": (part("data:text/plain;base64,aGVsbG8="), "messages[0].content[0]"),
+    "truncated": (part(GIF), "messages[0].content[0]"),
+    "another scheme": (part("ftp://example.com/a.png"), "messages[0].content[0]"),
+    "an address of this host": (part("http://127.0.0.1:1/a.png"), "messages[0].content[0]"),
+    "a file elsewhere": (part("file:///etc/hostname"), "messages[0].content[0]"),
+    "video": ({"type": "video_url", "video_url": {"url": "data:x"}}, "messages[0].content[0]"),
+    "no url": (part(""), "messages[0].content[0]"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "parameter"), NAMED.values(), ids=NAMED.keys())
+def test_a_wrong_item_is_named(server: Server, wrong: dict[str, Any], parameter: str) -> None:
+    response = asked(server, wrong, "w4")
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, parameter), error
+    assert server.status("/health") == 200
+
+
+def test_too_many_items(server: Server) -> None:
+    response = asked(server, *[part(url_of(IMAGES[0]))] * 3)
+    assert response.status_code == 400
+    assert "at most 2 may be in one" in response.json()["error"]["message"]
+
+
+def test_options_of_the_processor(server: Server) -> None:
+    plain = asked(server, part(url_of(IMAGES[0])), "w4", logprobs=True)
+    dark = asked(
+        server,
+        part(url_of(IMAGES[0])),
+        "w4",
+        logprobs=True,
+        mm_processor_kwargs={"rescale_factor": 0.001},
+    )
+    values = [
+        one.json()["choices"][0]["logprobs"]["content"][0]["logprob"] for one in (plain, dark)
+    ]
+    assert values[0] != values[1]
+    refused = asked(server, part(url_of(IMAGES[0])), mm_processor_kwargs={"sharpen": 1})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "mm_processor_kwargs"
+
+
+def test_nothing_is_left(server: Server) -> None:
+    server.wait_until_idle()
