@@ -71,6 +71,7 @@ CHAT = {
     "parallel_tool_calls": (False, {"tools": [TOOL], "tool_choice": "required"}),
     "include_reasoning": None,
     "reasoning_effort": "low",
+    "mm_processor_kwargs": {"a": 1},
 }
 COMPLETION = {
     **COMMON,
