@@ -121,6 +121,41 @@ def test_a_stream(server: Server, llava: MediaReference) -> None:
     assert text.strip() == expected(llava, IMAGES[0], 4)
 
 
+def test_responses(server: Server, llava: MediaReference) -> None:
+    content = [
+        {"type": "input_image", "image_url": url_of(IMAGES[0])},
+        {"type": "input_text", "text": "w4"},
+    ]
+    body = {"input": [{"role": "user", "content": content}], "temperature": 0, "store": False}
+    answer = httpx.post(
+        f"{server.url}/v1/responses", json={**body, "max_output_tokens": 5}, timeout=60
+    )
+    assert answer.status_code == 200, answer.text
+    (message,) = answer.json()["output"]
+    text = message["content"][0]["text"].strip()
+    assert expected(llava, IMAGES[0], 4).startswith(text) and text
+
+
+def test_messages(server: Server, llava: MediaReference) -> None:
+    """Anthropic's API."""
+    data = url_of(IMAGES[0]).partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "w4"}]
+    body = {
+        "model": server.client().models.list().data[0].id,
+        "max_tokens": 5,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": content}],
+    }
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    text = answer.json()["content"][0]["text"].strip()
+    assert expected(llava, IMAGES[0], 4).startswith(text) and text
+    source["type"] = "file"
+    refused = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
+    assert refused.status_code == 400 and "messages.0.content.0.source" in refused.text
+
+
 def test_the_name_of_an_item(server: Server) -> None:
     first = asked(server, part(url_of(IMAGES[0]), uuid="harbour"), "w4")
     other = asked(server, part(url_of(IMAGES[1]), uuid="harbour"), "w4")

@@ -13,8 +13,8 @@ from pegboard_chat.request_body import decode_json, wrong
 from pegboard_chat.request_limits import check_counts, check_depth
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-MEDIA_PARTS = frozenset(kind for kind in PARTS if kind != "image_pil")
-"""Parts that JSON can hold."""
+MEDIA_PARTS = {kind for kind in PARTS if kind != "image_pil"} | {"input_image"}
+"""Parts that JSON can hold. input_image is the form of the Responses API."""
 STRING_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content", "refusal")
 LEGACY_ID = "function_call"
 """The id of a call in the legacy form, which has none."""
@@ -87,7 +87,7 @@ def read_content(content: Any, path: str, *, with_media: bool = False) -> Any:
         raise wrong(path, "a string or a list of parts", content)
     if with_media and any(map(_is_media, content)):
         return [
-            part
+            media_part(part, f"{path}[{index}]")
             if _is_media(part)
             else {"type": "text", "text": _read_part(part, f"{path}[{index}]")}
             for index, part in enumerate(content)
@@ -98,6 +98,13 @@ def read_content(content: Any, path: str, *, with_media: bool = False) -> Any:
 def _is_media(part: Any) -> bool:
     kind = part.get("type") if isinstance(part, dict) else None
     return isinstance(kind, str) and kind in MEDIA_PARTS
+
+
+def media_part(part: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return an image, audio or video in the form of chats. path: of the field, for errors."""
+    if part["type"] == "input_image":
+        part = {"type": "image_url", "image_url": {"url": part.get("image_url")}}
+    return {"path": path, **part}
 
 
 def _read_part(part: Any, path: str) -> str:

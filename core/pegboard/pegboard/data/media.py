@@ -74,8 +74,8 @@ def take_media(
 ) -> tuple[list[Mapping[str, Any]], list[MediaSource]]:
     """Take the items out of messages in OpenAI's form. Each leaves a part {"type": modality,
     "placeholder": text}. placeholders: modality → the text that stands for an item; it has the
-    modalities that the model takes. Raises RequestError, which names the part, for others, and for
-    parts of a wrong form."""
+    modalities that the model takes. A part may say its own path, for errors. Raises RequestError,
+    which names the part, for other modalities and for parts of a wrong form."""
     sources: list[MediaSource] = []
     taken: list[Mapping[str, Any]] = []
     for index, message in enumerate(messages):
@@ -88,7 +88,7 @@ def take_media(
                 if modality is None:
                     parts.append(part)
                     continue
-                path = f"messages[{index}].content[{number}]"
+                path = str(part.get("path", f"messages[{index}].content[{number}]"))[:100]
                 if modality not in placeholders:
                     raise no_media(modality, path, placeholders)
                 sources.append(_source(part, modality, path))

@@ -9,6 +9,7 @@ from typing import Any
 from pegboard.data.sampling_params import StructuredOutputsParams
 from pegboard.errors import RequestError, brief
 from pegboard_api_anthropic.fields import PromptFields, ToolChoice, wrong
+from pegboard_chat.openai_format import media_part
 
 BILLING = "x-anthropic-billing-header"
 """The beginning of a text block that Anthropic's tools put into the system prompt. The block is
@@ -53,7 +54,7 @@ def _system_text(content: Any, path: str) -> str:
 
 def _user(content: Any, path: str) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for index, block in enumerate(_blocks(content, path)):
         if block.get("type") == "tool_result":
             name = f"{path}.{index}"
@@ -68,13 +69,29 @@ def _user(content: Any, path: str) -> list[dict[str, Any]]:
                     "content": text,
                 }
             )
+        elif block.get("type") == "image":
+            parts.append(_image(block, f"{path}.{index}"))
         else:
-            texts.append(_text(block, f"{path}.{index}"))
-    return (
-        [*results, {"role": "user", "content": "\n".join(texts)}]
-        if texts or not results
-        else results
-    )
+            parts.append({"type": "text", "text": _text(block, f"{path}.{index}")})
+    if not parts and results:
+        return results
+    is_text = all(part["type"] == "text" for part in parts)
+    message = "\n".join(part["text"] for part in parts) if is_text else parts
+    return [*results, {"role": "user", "content": message}]
+
+
+def _image(block: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return an image in OpenAI's form."""
+    source: Any = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind == "url":
+        url = _string(source, "url", f"{path}.source")
+    elif kind == "base64":
+        form, data = (_string(source, name, f"{path}.source") for name in ("media_type", "data"))
+        url = f"data:{form};base64,{data}"
+    else:
+        raise wrong(f"{path}.source", "an object of type base64 or url", source)
+    return media_part({"type": "image_url", "image_url": {"url": url}}, path)
 
 
 def _assistant(content: Any, path: str) -> dict[str, Any]:

@@ -135,8 +135,9 @@ def _add_exchange(messages: list[dict[str, Any]], exchange: Exchange | None) -> 
 
 
 def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str) -> None:
-    content = read_content(item.get("content"), f"{path}.content")
-    if item.get("role") == "assistant":
+    is_answer = item.get("role") == "assistant"
+    content = read_content(item.get("content"), f"{path}.content", with_media=not is_answer)
+    if is_answer:
         _join(messages, "content", content)
     else:
         messages.append({"role": item.get("role"), "content": content})
