@@ -20,6 +20,7 @@ from tiny_media import NUM_TEXT_TOKENS, MediaReference, prompt, write_llava
 
 from pegboard_testing.contract_multimodal_processor import random_image
 
+ADMIN = ("--plugins-enable", "api:admin")
 IMAGES = [random_image(40, 20, seed=1), random_image(13, 50, seed=2)]
 
 
@@ -44,7 +45,7 @@ def server(
     settings = ("--dtype", "float32", "--max-model-len", "256", "--kv-cache-memory-bytes", "8M")
     media = ("--allowed-local-media-path", str(folder), "--limit-mm-per-prompt", '{"image": 2}')
     place = tmp_path_factory.mktemp("server")
-    with Server(llava.directory, place, *settings, *media, probe=probe) as running:
+    with Server(llava.directory, place, *settings, *media, *ADMIN, probe=probe) as running:
         yield running.wait_until_ready()
     running.check_nothing_left()
 
@@ -204,6 +205,12 @@ def test_options_of_the_processor(server: Server) -> None:
     refused = asked(server, part(url_of(IMAGES[0])), mm_processor_kwargs={"sharpen": 1})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "mm_processor_kwargs"
+
+
+def test_the_cache_is_emptied(server: Server) -> None:
+    named = {"image_url": {"url": url_of(IMAGES[0])}, "type": "image_url", "uuid": "kept"}
+    assert asked(server, named, "w4").status_code == 200
+    assert httpx.post(f"{server.url}/reset_mm_cache").status_code == 200
 
 
 def test_nothing_is_left(server: Server) -> None:

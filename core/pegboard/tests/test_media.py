@@ -175,6 +175,15 @@ def test_a_name_stands_for_an_item_that_is_kept(make_builder: MakeBuilder) -> No
         built(builder, {**named, "multi_modal_uuids": {"image": ["a", "b"]}})
 
 
+def test_the_cache_can_be_emptied(make_builder: MakeBuilder) -> None:
+    builder = make_builder()
+    processor = builder._media._processor  # type: ignore[union-attr]
+    for _ in range(2):
+        built(builder, data("<i>", "ab"))
+        builder.reset_mm_cache()
+    assert len(processor.calls) == 2
+
+
 def test_the_cache_has_a_size(make_builder: MakeBuilder) -> None:
     builder = make_builder(mm_processor_cache_gb=100 / 2**30)  # 25 letters
     processor = builder._media._processor  # type: ignore[union-attr]

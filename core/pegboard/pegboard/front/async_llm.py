@@ -355,15 +355,18 @@ class AsyncLLM(AsyncControls, Connected):
     def default_params(self) -> Mapping[str, Any]:
         return self.plan.default_params
 
+    async def reset_mm_cache(self) -> None:
+        self._builder.reset_mm_cache()
+
     async def adapter(self, name: str) -> "LoRARequest | None":
         return None
 
     # --- control ----------------------------------------------------------------------------------
 
     async def control(self, action: str, **arguments: object) -> object:
-        """Run a control action. This process answers "abort" (request_ids), "plugins", "settings"
-        and "load" (the number of running prompts). The engine answers all others, by their tag in
-        `pegboard.engine.actions`."""
+        """Run a control action. This process answers "abort" (request_ids), "plugins", "settings",
+        "load" (the number of running prompts) and "reset_mm_cache". The engine answers all others,
+        by their tag in `pegboard.engine.actions`."""
         if action == "plugins":
             registry = self.registry
             return {
@@ -374,6 +377,9 @@ class AsyncLLM(AsyncControls, Connected):
             return describe_settings(self.plan.settings)
         if action == "load":
             return len(self._streams)
+        if action == "reset_mm_cache":
+            await self.reset_mm_cache()
+            return None
         if action == "abort":
             await self.abort(arguments.get("request_ids") or [])  # type: ignore[arg-type]
             return None

@@ -157,6 +157,10 @@ class LLM(SyncControls):
                         advance(output)
         return done
 
+    def reset_mm_cache(self) -> None:
+        """Forget which images, audio and videos were processed."""
+        self.llm_engine.reset_mm_cache()
+
     def chat(
         self,
         messages: Messages | Sequence[Messages],

@@ -127,6 +127,10 @@ class LLMEngine(SyncControls):
         if known := self._outputs.drop(request_ids):
             self.engine.abort(known)
 
+    def reset_mm_cache(self) -> None:
+        """Forget which images, audio and videos were processed."""
+        self.builder.reset_mm_cache()
+
     def abort_all(self) -> None:
         """Abort all requests, and let the engine finish the steps in flight."""
         self.abort_request(list(self._outputs.streams))

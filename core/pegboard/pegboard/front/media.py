@@ -150,6 +150,10 @@ class MediaInputs:
                 raise ValueError(f"inputs() must return {len(token_ids)} numbers for each name")
             return inputs
 
+    def reset(self) -> None:
+        """Forget what was processed."""
+        self._cache.clear()
+
     def _modality_at(self, token_ids: Sequence[int], place: int) -> str | None:
         for name, placeholder in self._placeholders.items():
             target = placeholder.token_ids

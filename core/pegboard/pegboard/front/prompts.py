@@ -72,6 +72,11 @@ class RequestBuilder:
             )
         return self.tokenizer
 
+    def reset_mm_cache(self) -> None:
+        """Forget which images, audio and videos were processed."""
+        if self._media is not None:
+            self._media.reset()
+
     def stream(self, request: EngineRequest, prompt: str | None) -> OutputStream:
         """Return a stream that turns the deltas of a built request into outputs. prompt: the text
         of the prompt, if it was given as text."""

@@ -172,9 +172,9 @@ class EngineClient(Protocol):
 
     async def control(self, action: str, **arguments: object) -> object:
         """Carry out an action and return its answer when it is done: "abort" (request_ids),
-        "plugins", "settings", "load", or one that the engine knows, such as "sleep", "pause" and
-        "reset_prefix_cache" with the arguments of the methods of `AsyncLLM`. Raises RequestError if
-        there is no such action, and what it raises."""
+        "plugins", "settings", "load", "reset_mm_cache", or one that the engine knows, such as
+        "sleep", "pause" and "reset_prefix_cache" with the arguments of the methods of `AsyncLLM`.
+        Raises RequestError if there is no such action, and what it raises."""
 
     def health(self) -> Health:
         """Return the state of the engine as this process knows it. Cheap, because it does not ask

@@ -38,6 +38,7 @@ class AdminApi:
             *(profiles if self._profile_directory is not None else ()),
             Route("/server_info", self._server_info, methods=["GET"]),
             Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
+            Route("/reset_mm_cache", self._reset_mm_cache, methods=["POST"]),
             Route("/v1/pegboard/plugins", self._plugins, methods=["GET"]),
             *PauseRoutes(self._client).routes(),
             *ScalingRoutes(self._client).routes(),
@@ -68,6 +69,12 @@ class AdminApi:
         flags = read_flags(request, "reset_running_requests")
         is_reset = await self._client.control("reset_prefix_cache", **flags)
         return JSONResponse({"success": bool(is_reset)})
+
+    async def _reset_mm_cache(self, request: Request) -> Response:
+        """Forget which images, audio and videos were processed."""
+        read_query(request, {})
+        await self._client.control("reset_mm_cache")
+        return Response()
 
     async def _start_profile(self, request: Request) -> Response:
         """Start the profiler of the device."""

@@ -22,6 +22,7 @@ ADMIN = ApiSpec(
             (
                 "/server_info",
                 "/reset_prefix_cache",
+                "/reset_mm_cache",
                 "/v1/pegboard/plugins",
                 "/pause",
                 "/resume",
