@@ -377,10 +377,10 @@ class AsyncLLM(AsyncControls, Connected):
             return describe_settings(self.plan.settings)
         if action == "load":
             return len(self._streams)
-        if action == "reset_mm_cache":
-            await self.reset_mm_cache()
-            return None
         if action == "abort":
             await self.abort(arguments.get("request_ids") or [])  # type: ignore[arg-type]
-            return None
-        return await self._ask(action_of(action, arguments))
+        elif action == "reset_mm_cache":
+            await self.reset_mm_cache()
+        else:
+            return await self._ask(action_of(action, arguments))
+        return None
