@@ -28,7 +28,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chunks inside an item": {},
     "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
     "whole items": {"max_num_batched_tokens": 20, "disable_chunked_mm_input": True},
-    "few rows": {"max_num_batched_tokens": 64, "max_num_encoder_input_tokens": 5},
+    "few rows": {
+        "max_num_batched_tokens": 64,
+        "max_num_encoder_input_tokens": 5,
+        "encoder_cache_size": 20,
+    },
     "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
 }
 

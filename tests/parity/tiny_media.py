@@ -46,8 +46,6 @@ VISION = {
     "image_size": 16,
     "patch_size": 4,
 }
-IMAGE_SIZE = {"shortest_edge": 16}
-CROP = {"height": 16, "width": 16}
 
 
 def make_tokenizer(special: Sequence[str], mark: str) -> Any:
@@ -150,6 +148,23 @@ def check_output(reference: MediaReference, one: Prompt, answer: Any, tolerance:
         assert worst < tolerance, f"{one['prompt']}: output {position} is off by {worst}"
 
 
+def save_llava(model: Any, folder: Path, *, size: int, patch: int) -> Any:
+    """Write a LLaVA with its processor, and return the processor. size, patch: in pixels."""
+    model.save_pretrained(folder)
+    images = CLIPImageProcessorPil(
+        size={"shortest_edge": size}, crop_size={"height": size, "width": size}
+    )
+    processor = LlavaProcessor(
+        image_processor=images,
+        tokenizer=make_tokenizer(["<image>"], "<image>"),
+        patch_size=patch,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    processor.save_pretrained(folder)
+    return processor
+
+
 def write_llava(folder: Path, **config: Any) -> MediaReference:
     """Write LLaVA with a tower of 16 patches. config: more of its config."""
     values = {
@@ -159,16 +174,7 @@ def write_llava(folder: Path, **config: Any) -> MediaReference:
         **config,
     }
     model = make_media_model("llava", **values)
-    model.save_pretrained(folder)
-    images = CLIPImageProcessorPil(size=IMAGE_SIZE, crop_size=CROP)
-    processor = LlavaProcessor(
-        image_processor=images,
-        tokenizer=make_tokenizer(["<image>"], "<image>"),
-        patch_size=4,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    )
-    processor.save_pretrained(folder)
+    processor = save_llava(model, folder, size=VISION["image_size"], patch=VISION["patch_size"])
 
     def inputs(one: Prompt) -> Mapping[str, torch.Tensor]:
         given = one.get("multi_modal_data", {}).get("image")

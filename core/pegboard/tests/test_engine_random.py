@@ -81,6 +81,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "long_prefill_token_threshold": draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 3, 9])),
         "max_num_partial_prefills": draw(st.integers(1, 3)),
         "max_num_encoder_input_tokens": draw(st.sampled_from([1, 4, 9])),
+        "encoder_cache_size": draw(st.sampled_from([1, 5, 9])),
         "disable_chunked_mm_input": draw(st.sampled_from([False, False, True])),
     }
 

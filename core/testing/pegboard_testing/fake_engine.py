@@ -111,6 +111,10 @@ class FakeEngine:
             connectors={"fake": halves[1]} if halves else None,
             failing_step=failing_step,
         )
+        self.worker.encoder_limits = (
+            self.limits.max_num_encoder_input_tokens,
+            self.limits.encoder_cache_size,
+        )
         if isinstance(proposer, FakeDraft):
             proposer.target = self.worker.next_of_row
         self.executor = FakeExecutor(self.worker)

@@ -94,7 +94,8 @@ class FakeWorker:
         self.slow_reads = 0  # how often a read is not done when the engine asks
         self.asked: dict[int, int] = {}  # ticket → how often the engine asked
         self.read: dict[int, int] = {}  # ticket → lora_id
-        self.encoded: set[str] = set()  # digests of the items whose rows are kept
+        self.encoded: dict[str, int] = {}  # digest → rows that are kept
+        self.encoder_limits = (0, 0)  # rows of a step, rows that are kept
         self.num_steps = 0
         self.num_tokens = 0
         views = {layer: {"kv": self.memory} for group in plan.groups for layer in group.layers}
@@ -173,11 +174,17 @@ class FakeWorker:
     # --- before the forward -----------------------------------------------------------------------
 
     def _encode(self, batch: Batch) -> None:
-        assert self.encoded.issuperset(batch.forgotten), "an item is dropped that is not there"
-        self.encoded.difference_update(batch.forgotten)
-        digests = [item.digest for item in batch.encode]
-        assert not self.encoded.intersection(digests), "an item is encoded twice"
-        self.encoded.update(digests)
+        for digest in batch.forgotten:
+            assert digest in self.encoded, "an item is dropped that is not there"
+            del self.encoded[digest]
+        for item in batch.encode:
+            assert item.digest not in self.encoded, "an item is encoded twice"
+            self.encoded[item.digest] = item.num_rows
+        of_step, kept = self.encoder_limits
+        num_rows = sum(item.num_rows for item in batch.encode)
+        assert num_rows <= of_step or len(batch.encode) == 1, "a step encodes too many rows"
+        num_rows = sum(self.encoded.values())
+        assert num_rows <= kept or len(self.encoded) == 1, "too many rows are kept"
 
     def _update_rows(self, batch: Batch) -> None:
         for row in batch.removed_rows.tolist():

@@ -37,7 +37,8 @@ class Limits:
     measured; 0 = none. num_stages: pipeline stages. If there are several, each request is in one
     step in flight at a time, unless it computes its prompt. in_lockstep: this engine takes every
     step together with others. max_num_encoder_input_tokens: how many rows of images, audio and
-    video a step may encode, and the workers may keep; 0 = the model has only text.
+    video a step may encode; 0 = the model has only text. encoder_cache_size: how many of them the
+    workers keep.
     disable_chunked_mm_input: no step computes only a part of such an item.
 
     Raises ConfigError, which names the setting, if a value is out of range.
@@ -66,6 +67,7 @@ class Limits:
     num_stages: int = 1
     in_lockstep: bool = False
     max_num_encoder_input_tokens: int = 0
+    encoder_cache_size: int = 4096
     disable_chunked_mm_input: bool = False
 
     def __post_init__(self) -> None:

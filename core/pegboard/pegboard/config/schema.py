@@ -341,11 +341,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_encoder_input_tokens: Annotated[
         int | None,
         doc(
-            "Rows of images, audio and video that a step encodes and that are kept; default: "
-            "max_num_batched_tokens",
+            "Rows of images, audio and video that a step encodes; default: max_num_batched_tokens",
             least=1,
         ),
     ] = None
+    encoder_cache_size: Annotated[
+        int, doc("How many such rows are kept for later prompts and chunks", least=1)
+    ] = 4096
     disable_chunked_mm_input: Annotated[
         bool, doc("Compute all tokens of an image, audio or video in one step")
     ] = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from pegboard.config.limits import Limits
 from pegboard.data.media import MediaItem
 from pegboard.engine.gates import Gate
@@ -16,7 +14,8 @@ class EncoderCache(Gate):
     larger than all the room is encoded when no rows are held."""
 
     def __init__(self, limits: Limits) -> None:
-        self._room = self._budget = limits.max_num_encoder_input_tokens
+        self._budget = limits.max_num_encoder_input_tokens
+        self._room = limits.encoder_cache_size
         self._splits = not limits.disable_chunked_mm_input
         self._sizes: dict[str, int] = {}
         """digest → number of rows, the longest unused first"""
@@ -59,9 +58,8 @@ class EncoderCache(Gate):
         return new, dropped
 
     def weights_changed(self) -> None:
-        self._new = []
-        self._dropped += self._sizes
-        self._sizes.clear()
+        for digest in [*self._sizes]:
+            self._drop(digest)
         self._holders.clear()
 
     def leave(self, request: Request) -> None:
@@ -86,6 +84,14 @@ class EncoderCache(Gate):
             self._holders.setdefault(item.digest, set()).add(request)
         return True
 
+    def _drop(self, digest: str) -> int:
+        """Forget an item, and return the number of its rows."""
+        before = len(self._new)
+        self._new = [each for each in self._new if each.digest != digest]
+        if len(self._new) == before:  # the workers know it
+            self._dropped.append(digest)
+        return self._sizes.pop(digest)
+
     def _encode(self, item: MediaItem) -> bool:
         size = item.num_rows
         used = sum(each.num_rows for each in self._new)
@@ -99,9 +105,7 @@ class EncoderCache(Gate):
             if free >= size:
                 break
             if digest not in self._holders:
-                free += self._sizes.pop(digest)
-                self._new = [each for each in self._new if each.digest != digest]
-                self._dropped.append(digest)
+                free += self._drop(digest)
         self._sizes[item.digest] = size
-        self._new.append(replace(item, places=()))
+        self._new.append(item)
         return True
