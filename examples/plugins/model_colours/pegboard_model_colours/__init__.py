@@ -1,0 +1,1 @@
+"""A Llama that sees the mean colours of an image."""
