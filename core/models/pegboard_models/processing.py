@@ -3,7 +3,9 @@ loaded in the API process."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.errors import ModelError, RequestError
@@ -12,18 +14,51 @@ from pegboard.interfaces.weight_loader import Checkpoint
 if TYPE_CHECKING:
     import numpy as np
 
+    from pegboard.interfaces.tokenizer import Tokenizer
+
 FILES = ("preprocessor_config.json", "processor_config.json")
 """Each may say how images are processed."""
 
 
+def folder_of(checkpoint: Checkpoint) -> Path:
+    return checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+
+
+def processor_values(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what processor_config.json says, {} if there is no such file. Raises ModelError if it
+    is wrong."""
+    path = folder_of(checkpoint) / FILES[1]
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} has {type(values).__name__}; expected an object")
+    return values
+
+
+def token_id(tokenizer: "Tokenizer", text: str) -> int:
+    """Return the id of a special token. Raises ModelError if the tokenizer has no such token."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) != 1:
+        raise ModelError(
+            f"the checkpoint's tokenizer makes {len(ids)} tokens of {text!r}; expected one special "
+            "token. Use the tokenizer of the model's repository"
+        )
+    return ids[0]
+
+
 class ImageProcessor:
-    """The image processor of transformers that a checkpoint's folder names, with PIL. Raises ModelError if there is no such file or it is wrong, and
-    RequestError for options that it does not take."""
+    """The image processor of transformers that a checkpoint's folder names, with PIL. Raises
+    ModelError if there is no such file or it is wrong, and RequestError for options that it does
+    not take."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         from transformers import AutoImageProcessor
 
-        folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+        folder = folder_of(checkpoint)
         if not any((folder / name).is_file() for name in FILES):
             raise ModelError(
                 f"{folder} has neither {FILES[0]} nor {FILES[1]}; one of them says how images are "

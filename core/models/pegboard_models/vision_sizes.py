@@ -3,7 +3,7 @@ because processors read it, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,21 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": 1e-6,
     },
+    "pixtral": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 1024,
+        "patch_size": 16,
+        "hidden_act": "gelu",
+    },
 }
 """The values that a tower has if its config has none, as in transformers."""
+
+
+SQUARE = ("clip_vision_model", "siglip_vision_model")
+"""Towers whose images all have the same size."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +63,12 @@ class VisionSizes:
     is_clip: bool
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> VisionSizes:
+    def of(cls, config: Mapping[str, Any], kinds: Collection[str] = SQUARE) -> VisionSizes:
         """Read a vision_config. Raises ModelError for towers of other kinds."""
         kind = config.get("model_type")
-        if not isinstance(kind, str) or kind not in DEFAULTS:
+        if not isinstance(kind, str) or kind not in kinds:
             raise ModelError(
-                f"the checkpoint's vision tower is {kind!r}; supported: {', '.join(DEFAULTS)}"
+                f"the checkpoint's vision tower is {kind!r}; supported: {', '.join(kinds)}"
             )
         values = {**DEFAULTS[kind], **config}
         for name, default in DEFAULTS[kind].items():
@@ -73,7 +86,7 @@ class VisionSizes:
             image_size=values["image_size"],
             patch_size=values["patch_size"],
             activation=values["hidden_act"],
-            eps=values["layer_norm_eps"],
+            eps=values.get("layer_norm_eps", 1e-5),
             is_clip=kind == "clip_vision_model",
         )
         if sizes.hidden_size % sizes.num_heads:

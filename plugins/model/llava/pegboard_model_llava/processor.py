@@ -9,12 +9,14 @@ import numpy as np
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.multimodal_processor import (
+    MultiModalProcessor,
     MultiModalProcessorSetup,
     Placeholder,
     Processed,
 )
 from pegboard_model_llava.defaults import IMAGE_TOKEN, ONEVISION, ONEVISION_IMAGE_TOKEN
 from pegboard_models.anyres import Tiling
+from pegboard_models.pixtral_images import PixtralProcessor
 from pegboard_models.processing import ImageProcessor, token_of
 from pegboard_models.vision_sizes import Selection, VisionSizes
 
@@ -86,3 +88,9 @@ class LlavaNextProcessor(LlavaProcessor):
 class LlavaOnevisionProcessor(LlavaNextProcessor):
     image_token = ONEVISION_IMAGE_TOKEN
     defaults = ONEVISION
+
+
+def llava_processor(options: object, setup: MultiModalProcessorSetup) -> MultiModalProcessor:
+    """Return the processor that suits the tower."""
+    tower = (setup.checkpoint.config.get("vision_config") or {}).get("model_type")
+    return (PixtralProcessor if tower == "pixtral" else LlavaProcessor)(options, setup)

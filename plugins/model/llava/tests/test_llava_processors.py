@@ -81,9 +81,7 @@ def tokenizer() -> Any:
     return made
 
 
-def setup_of(
-    folder: Path, config: Mapping[str, Any], options: Mapping[str, Any] | None = None
-) -> MultiModalProcessorSetup:
+def setup_of(folder: Path, config: Mapping[str, Any]) -> MultiModalProcessorSetup:
     payload = TokenizerPayload("hf", folder)
     checkpoint = Checkpoint(
         format="safetensors",
@@ -94,7 +92,7 @@ def setup_of(
         tokenizer=payload,
     )
     own: Any = None
-    return MultiModalProcessorSetup(checkpoint, own, options or {})
+    return MultiModalProcessorSetup(checkpoint, own)
 
 
 def config_of(vision: Mapping[str, Any], strategy: str, **more: Any) -> dict[str, Any]:
@@ -298,10 +296,9 @@ def test_either_file(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(found.arrays["pixel_values"], expected["pixel_values"][0])
 
 
-def test_options_of_a_request_go_before_those_of_the_server(tmp_path: Path) -> None:
-    clip_images().save_pretrained(tmp_path)
-    config = config_of(CLIP, "default")
-    processor = LlavaProcessor(None, setup_of(tmp_path, config, {"do_normalize": False}))
+def test_options_of_a_request(tmp_path: Path) -> None:
+    clip_images(do_normalize=False).save_pretrained(tmp_path)
+    processor = LlavaProcessor(None, setup_of(tmp_path, config_of(CLIP, "default")))
     image = Image.new("RGB", (50, 50), (51, 51, 51))
 
     def value(options: Mapping[str, Any]) -> float:
