@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.weight_loader import Checkpoint
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pegboard.interfaces.tokenizer import Tokenizer
 
 FILES = ("preprocessor_config.json", "processor_config.json")
@@ -86,7 +86,7 @@ class ImageProcessor:
         self.names -= {name}
         self.fixed[name] = value
 
-    def __call__(self, images: Any, options: Mapping[str, Any]) -> dict[str, "np.ndarray"]:
+    def __call__(self, images: Any, options: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return the arrays of these RGB PIL images. The first dimension is that of the images."""
         self._check(options)
         try:
@@ -109,3 +109,16 @@ def token_of(config: Mapping[str, Any], modality: str, default: int | None = Non
             f"the checkpoint's config has {names[0]}={token!r}; expected the id of a token"
         )
     return token
+
+
+def square_pixels(values: np.ndarray, size: int) -> np.ndarray:
+    """Return the pixels as float32 [..., 3, size, size]. Raises RequestError if they have another
+    size."""
+    if values.shape[-3:] != (3, size, size):
+        raise RequestError(
+            f"the processed image has shape {list(values.shape)}; the vision tower takes "
+            f"[3, {size}, {size}]. Do not change sizes with mm_processor_kwargs, or correct "
+            "preprocessor_config.json",
+            parameter="mm_processor_kwargs",
+        )
+    return np.ascontiguousarray(values, dtype=np.float32)

@@ -39,6 +39,26 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "patch_size": 16,
         "hidden_act": "gelu",
     },
+    "idefics3_vision": {
+        "hidden_size": 1152,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 32,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    },
+    "internvl_vision": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 448,
+        "patch_size": 14,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+    },
 }
 """The values that a tower has if its config has none, as in transformers."""
 
@@ -100,6 +120,16 @@ class VisionSizes:
     def grid(self) -> int:
         """The patches of a side."""
         return self.image_size // self.patch_size
+
+    def merged(self, count: int) -> int:
+        """Return the blocks of count · count patches of an image. Raises ModelError if they do not
+        fill it."""
+        if count < 1 or self.grid % count:
+            raise ModelError(
+                f"the checkpoint's vision tower has {self.grid} patches a side, which cannot be "
+                f"merged by {count}; correct its config"
+            )
+        return (self.grid // count) ** 2
 
     @property
     def num_positions(self) -> int:

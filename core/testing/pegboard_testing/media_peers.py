@@ -72,3 +72,36 @@ def pixtral_processor(tokenizer: Any, *, patch_size: int, merged: int, longest_e
         patch_size=patch_size,
         spatial_merge_size=merged,
     )
+
+
+def idefics3_processor(images: Any, tokenizer: Any, *, rows: int) -> Any:
+    """Return the processor of transformers for Idefics 3. That for SmolVLM writes the same
+    prompts, and needs packages for video."""
+    from transformers import Idefics3Processor
+
+    return Idefics3Processor(images, tokenizer, image_seq_len=rows)
+
+
+def internvl_processor(images: Any, tokenizer: Any, *, rows: int) -> Any:
+    """Return the processor of transformers for InternVL, without the part for video, which needs
+    torchvision."""
+    from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+    for name, text in (
+        ("start_image", "<img>"),
+        ("end_image", "</img>"),
+        ("context_image", "<IMG_CONTEXT>"),
+        ("video", "<video>"),
+    ):
+        setattr(tokenizer, f"{name}_token", text)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(text))
+
+    class ImagesOnly(InternVLProcessor):  # type: ignore[misc]
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return ["image_processor", "tokenizer"]
+
+        def check_argument_for_proper_class(self, *given: Any) -> Any:
+            return None
+
+    return ImagesOnly(images, tokenizer, None, image_seq_length=rows)

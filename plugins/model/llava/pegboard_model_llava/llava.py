@@ -23,7 +23,7 @@ from pegboard_models.parameters import Parameters
 from pegboard_models.pixtral import PixtralTower
 from pegboard_models.projectors import MLPProjector
 from pegboard_models.vision import VisionTower
-from pegboard_models.vision_sizes import DEFAULTS, Selection, VisionSizes
+from pegboard_models.vision_sizes import SQUARE, Selection, VisionSizes
 
 
 class Llava(WithLanguageModel):
@@ -37,7 +37,7 @@ class Llava(WithLanguageModel):
     def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
         """Build what `encode` needs."""
         vision = config.get("vision_config") or {}
-        sizes = VisionSizes.of(vision, DEFAULTS)
+        sizes = VisionSizes.of(vision, (*SQUARE, "pixtral"))
         selection = Selection.of(config, sizes)
         root = root_of(build)
         place = root.at("vision_tower")

@@ -42,7 +42,9 @@ class Mistral3(WithLanguageModel):
         self.tower = PixtralTower(root.at("vision_tower"), vision, sizes, selection)
         place = root.at("multi_modal_projector").alone()
         text = text_config(config)
-        self.norm = Norm(place.at("norm"), self.tower.width, read(text, "rms_norm_eps", float) or 1e-6)
+        self.norm = Norm(
+            place.at("norm"), self.tower.width, read(text, "rms_norm_eps", float) or 1e-6
+        )
         self.merger = PatchMerger(
             place.at("patch_merger"), self.tower.width, self.tower.patch, merge_size(config, MERGED)
         )
