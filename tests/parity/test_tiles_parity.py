@@ -1,5 +1,5 @@
-"""Idefics 3, SmolVLM and InternVL, compared with transformers: the rows of images, and the logits of
-prompts with them."""
+"""Idefics 3, SmolVLM and InternVL, compared with transformers: the rows of images, and the logits
+of prompts with them."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ def processor_values(checkpoint: Checkpoint) -> dict[str, Any]:
 def token_id(tokenizer: "Tokenizer", text: str) -> int:
     """Return the id of a special token. Raises ModelError if the tokenizer has no such token."""
     ids = tokenizer.encode(text, add_special_tokens=False)
-    if len(ids) != 1:
+    if len(ids) != 1 or tokenizer.decode(ids, skip_special_tokens=False).strip() != text:
         raise ModelError(
-            f"the checkpoint's tokenizer makes {len(ids)} tokens of {text!r}; expected one special "
-            "token. Use the tokenizer of the model's repository"
+            f"the checkpoint's tokenizer has no special token {text!r}; it makes {list(ids)} of it."
+            " Use the tokenizer of the model's repository"
         )
     return ids[0]
 

@@ -39,6 +39,11 @@ class PeerTokenizer:
         ids: list[int] = self.inner.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of the ids."""
+        text: str = self.inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
 
 def image_setup(
     folder: Path, config: Mapping[str, Any], special: Sequence[str]
