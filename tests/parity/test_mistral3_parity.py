@@ -170,6 +170,12 @@ def test_logits(family: MediaReference, chosen: dict[str, Any]) -> None:
     check_media(family, some_prompts("[IMG]"), repeats=2, **chosen)
 
 
+@pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks(tmp_path: Path, split: str) -> None:
+    reference = write("mistral3", tmp_path)
+    check_media(reference, some_prompts("[IMG]")[:1], num_tokens=3, **{split: 2})
+
+
 @pytest.mark.parametrize(
     ("kind", "vision", "more", "message"),
     [

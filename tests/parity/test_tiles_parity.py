@@ -190,6 +190,12 @@ def test_logits(family: tuple[MediaReference, str], chosen: dict[str, Any]) -> N
     check_media(reference, some_prompts(mark), repeats=2, **chosen)
 
 
+@pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks(tmp_path: Path, split: str) -> None:
+    reference, mark = write("internvl", tmp_path)
+    check_media(reference, some_prompts(mark)[:1], num_tokens=3, **{split: 2})
+
+
 @pytest.mark.parametrize(
     ("kind", "vision", "more", "message"),
     [

@@ -61,7 +61,7 @@ class VisionTower(nn.Module):
             VisionLayer(layers.at(index), sizes) for index in range(max(self.depths))
         )
 
-    def forward(self, images: Sequence[Tensor] | Tensor) -> Tensor:
+    def forward(self, images: Sequence[Tensor]) -> Tensor:
         hidden = self.patches.forward(torch.stack([*images]))
         count, positions, _ = hidden.shape
         rows = hidden.flatten(0, 1)

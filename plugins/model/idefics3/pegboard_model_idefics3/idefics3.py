@@ -46,7 +46,7 @@ class Idefics3(WithLanguageModel):
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """items: pixel_values [tiles, 3, size, size] → [rows, hidden] of each."""
         tiles = [item["pixel_values"] for item in items]
-        features = self.tower.forward(torch.cat(tiles))
+        features = self.tower.forward([*torch.cat(tiles)])
         normed = self.norm(features.flatten(0, 1)).view(features.shape)
         rows: Tensor = self.projection(blocks_of(normed, self.scale).flatten(0, 1))
         return rows.split([len(each) * self.num_rows for each in tiles])

@@ -81,7 +81,7 @@ class LlavaNext(Llava):
         """items: pixel_values [1 + tiles, 3, size, size] and image_sizes [2] (height, width) →
         [features, hidden] of each."""
         tiles = [item["pixel_values"] for item in items]
-        rows = torch.stack(self.rows(torch.cat(tiles))).split([len(each) for each in tiles])
+        rows = torch.stack(self.rows([*torch.cat(tiles)])).split([len(each) for each in tiles])
         sizes = [item["image_sizes"].tolist() for item in items]
         return [
             self.lines(each, (height, width))

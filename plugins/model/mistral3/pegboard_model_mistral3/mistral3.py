@@ -77,11 +77,11 @@ class PatchMerger(nn.Module):
         self.merged = merged
         self.merge = Linear(build.at("merging_layer"), size * merged**2, size)
 
-    def forward(self, features: Sequence[Tensor], images: Sequence[Tensor]) -> Sequence[Tensor]:
+    def forward(self, features: Sequence[Tensor], images: Sequence[Tensor]) -> list[Tensor]:
         blocks = []
         for each, image in zip(features, images, strict=True):
             height, width = (side // self.patch for side in image.shape[1:])
             plane = each.T.unflatten(1, (height, width))[None]
             blocks.append(functional.unfold(plane, self.merged, stride=self.merged)[0].T)
         merged: Tensor = self.merge(torch.cat(blocks))
-        return merged.split([len(each) for each in blocks])
+        return [*merged.split([len(each) for each in blocks])]
