@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.errors import ModelError, RequestError
+from pegboard.errors import RequestError
 from pegboard.interfaces.multimodal_processor import (
     MultiModalProcessorSetup,
     Placeholder,
     Processed,
 )
 from pegboard_models.processing import ImageProcessor, processor_values, token_id, token_of
-from pegboard_models.vision_sizes import VisionSizes
+from pegboard_models.vision_sizes import VisionSizes, merge_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,16 +25,6 @@ MARKS = {
     "image_end_token": "[IMG_END]",
 }
 """The names of a processor's tokens, and their texts if its file has none."""
-
-
-def merge_size(config: Mapping[str, Any], default: int) -> int:
-    """Return how many patches of a line, and how many lines, are one row. Raises ModelError."""
-    size = config.get("spatial_merge_size", default)
-    if type(size) is not int or size < 1:
-        raise ModelError(
-            f"the checkpoint's config has spatial_merge_size={size!r}; expected a positive number"
-        )
-    return size
 
 
 class PixtralProcessor:

@@ -169,3 +169,13 @@ class Selection:
                 " 'default' or 'full'"
             )
         return cls(tuple(layer % count for layer in chosen), strategy == "default")
+
+
+def merge_size(config: Mapping[str, Any], default: int) -> int:
+    """Return how many patches of a line, and how many lines, are one row. Raises ModelError."""
+    size = config.get("spatial_merge_size", default)
+    if type(size) is not int or size < 1:
+        raise ModelError(
+            f"the checkpoint's config has spatial_merge_size={size!r}; expected a positive number"
+        )
+    return size

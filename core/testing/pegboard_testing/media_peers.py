@@ -22,10 +22,10 @@ def word_tokenizer(special: Sequence[str]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = {word: place for place, word in enumerate(LETTERS)}
-    own = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    own.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    own.add_special_tokens([AddedToken(text, special=True) for text in special])
-    return PreTrainedTokenizerFast(tokenizer_object=own, unk_token="<unk>", pad_token="<unk>")
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<unk>")
 
 
 class PeerTokenizer:

@@ -42,9 +42,9 @@ class Idefics3Processor:
 
     def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
         """The array is pixel_values, float32 [tiles + 1, 3, size, size]."""
-        found = self.images([value], options)
-        pixels = square_pixels(found["pixel_values"][0], self.size)
-        text = self.text(int(found["rows"][0][0]), int(found["cols"][0][0]))
+        output = self.images([value], options)
+        pixels = square_pixels(output["pixel_values"][0], self.size)
+        text = self.text(int(output["rows"][0][0]), int(output["cols"][0][0]))
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         return Processed(tokens, {"pixel_values": pixels}, np.array(tokens) == self.token)
 

@@ -43,8 +43,8 @@ class InternVLProcessor:
     def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
         """The array is pixel_values, float32 [tiles, 3, size, size]. crop_to_patches is on, unless
         options turn it off."""
-        found = self.images([value], {"crop_to_patches": True, **options})
-        pixels = square_pixels(found["pixel_values"], self.size)
+        output = self.images([value], {"crop_to_patches": True, **options})
+        pixels = square_pixels(output["pixel_values"], self.size)
         tokens = [self.start, *[self.token] * (len(pixels) * self.num_rows), self.end]
         is_row = np.array(tokens) == self.token
         return Processed(tokens, {"pixel_values": pixels}, is_row)

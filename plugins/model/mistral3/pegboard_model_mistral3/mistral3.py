@@ -15,9 +15,8 @@ from pegboard.layers import Build, Linear, Norm, read, size_of
 from pegboard_model_mistral3.processor import MERGED
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.pixtral import PixtralTower
-from pegboard_models.pixtral_images import merge_size
 from pegboard_models.projectors import MLPProjector
-from pegboard_models.vision_sizes import Selection, VisionSizes
+from pegboard_models.vision_sizes import Selection, VisionSizes, merge_size
 
 
 class Mistral3(WithLanguageModel):
