@@ -23,7 +23,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 NEEDS_EXTRA = {
-    ("pegboard-models", "images"): ("pegboard_models.processing",),
+    ("pegboard-models", "images"): (
+        "pegboard_models.pixtral_images",
+        "pegboard_models.processing",
+    ),
+    ("pegboard-testing", "images"): (
+        "pegboard_testing.contract_multimodal_processor",
+        "pegboard_testing.media_peers",
+    ),
     ("pegboard-executor-local", "torch"): ("pegboard_executor_local.launched",),
     ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
     # only imported after a plugin has imported pydantic for its options

@@ -272,7 +272,7 @@ def test_sizes_that_a_vision_config_lacks(model_type: str) -> None:
         ({"vision_feature_layer": 4}, "vision_feature_layer=4; expected a number from -4 to 3"),
         ({"vision_feature_layer": []}, "vision_feature_layer"),
         ({"vision_feature_select_strategy": "first"}, "expected 'default' or 'full'"),
-        ({"vision_config": {"model_type": "pixtral"}}, "'pixtral'; supported: clip_vision_model"),
+        ({"vision_config": {"model_type": "pixtral"}}, "strategy='full'"),
         ({"vision_config": None}, "vision tower is None"),
         (
             {"vision_config": {"model_type": "clip_vision_model", "patch_size": "a"}},

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
+from safetensors.torch import load_file
 from tiny_models import SIZES, TOLERANCE, VOCAB_SIZE, open_llm
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -20,7 +22,11 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from pegboard import LLM, SamplingParams
+from pegboard.layers import Build
+from pegboard.plugins.importing import import_object, import_spec
+from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.contract_multimodal_processor import random_image
+from pegboard_testing.fake_build import fake_build, load_layers
 
 NUM_TEXT_TOKENS = 100
 """Words "w0" … of the tokenizer. The ids after them are those of special tokens."""
@@ -90,6 +96,28 @@ def make_media_model(model_type: str, **config: Any) -> Any:
             spread = 1.0 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.1
             parameter.add_(torch.randn(parameter.shape) * spread)
     return model
+
+
+def language_model(config: Any, build: Build) -> Any:
+    """Build the language model that a config names."""
+    entry = installed_entry("model", config["architectures"][0])
+    return import_object(import_spec(entry).implementation)(config, build)
+
+
+def built_model(
+    kind: Any, folder: Path, layout: Callable[[str], str] = str, **more: Any
+) -> tuple[Any, set[str]]:
+    """Return our model with the checkpoint's tensors, and the names of those that it used. It has
+    no attention, so it only encodes. layout: a stored name → its name in another layout."""
+    stored = load_file(folder / "model.safetensors").items()
+    tensors = {layout(name): tensor for name, tensor in stored}
+    build = fake_build(stored=tensors.keys(), models=language_model, **more)
+    model = kind(with_defaults(read_config(folder)), build)
+    used = load_layers(build.declared.layers, tensors, bind=False)
+    build.attention.update(dict.fromkeys(build.declared.attention, print))
+    for layer in build.declared.layers:
+        layer.bind()
+    return model, used
 
 
 def prompt(*parts: Any, mark: str = "<image>") -> Prompt:

@@ -25,7 +25,8 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
-"""The architecture of a text_config that names none, by its model_type."""
+"""The architecture of a text_config, by its model_type. What the text_config itself names is used
+only for others, because some name an architecture of a program of their own."""
 
 SIZES: Mapping[str, Mapping[str, int]] = {
     "llama": {
@@ -59,32 +60,35 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
             f"of {', '.join(ARCHITECTURES)}"
         )
     is_tied = config.get("tie_word_embeddings") or text.get("tie_word_embeddings")
-    names = text.get("architectures") or [ARCHITECTURES[str(kind)]]
+    names = [ARCHITECTURES[str(kind)]] if kind in ARCHITECTURES else text["architectures"]
     sizes = SIZES.get(str(kind), {})
     return {**sizes, **text, "architectures": names, "tie_word_embeddings": bool(is_tied)}
 
 
-def root_of(build: Build) -> Build:
-    """Return the build of the parts beside the language model: "model", or none as in older
+def root_of(build: Build, part: str = "language_model") -> Build:
+    """Return the build of the parts beside the language model, `part`: "model", or none as in older
     checkpoints."""
-    return build.at("model") if has_root(build) else build
+    return build.at("model") if has_root(build, part) else build
 
 
-def has_root(build: Build) -> bool:
+def has_root(build: Build, part: str) -> bool:
     """Return whether all parts are below "model"."""
-    return build.has("model.language_model")
+    return build.has(f"model.{part}")
 
 
 class WithLanguageModel(nn.Module):
     """The stages of a `Model`, which are those of its language model. `embed` takes token ids, so
-    a placeholder's row is that of its token until the rows of the item take its place."""
+    a placeholder's row is that of its token until the rows of the item take its place. part: what
+    checkpoints call the language model."""
+
+    part = "language_model"
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
         inner = (
-            replace(build, renamed={**build.renamed, "model": "model.language_model"})
-            if has_root(build)
-            else build.at("language_model")
+            replace(build, renamed={**build.renamed, "model": f"model.{self.part}"})
+            if has_root(build, self.part)
+            else build.at(self.part)
         )
         self.language: Any = inner.language_model(text_config(config))
 

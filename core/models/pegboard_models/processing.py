@@ -3,17 +3,51 @@ loaded in the API process."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.weight_loader import Checkpoint
 
 if TYPE_CHECKING:
-    import numpy as np
+    from pegboard.interfaces.tokenizer import Tokenizer
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 """Each may say how images are processed."""
+
+
+def folder_of(checkpoint: Checkpoint) -> Path:
+    return checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+
+
+def processor_values(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what processor_config.json says, {} if there is no such file. Raises ModelError if it
+    is wrong."""
+    path = folder_of(checkpoint) / FILES[1]
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} has {type(values).__name__}; expected an object")
+    return values
+
+
+def token_id(tokenizer: "Tokenizer", text: str) -> int:
+    """Return the id of a special token. Raises ModelError if the tokenizer has no such token."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) != 1 or tokenizer.decode(ids, skip_special_tokens=False).strip() != text:
+        raise ModelError(
+            f"the checkpoint's tokenizer has no special token {text!r}; it makes {list(ids)} of it."
+            " Use the tokenizer of the model's repository"
+        )
+    return ids[0]
 
 
 class ImageProcessor:
@@ -24,7 +58,7 @@ class ImageProcessor:
     def __init__(self, checkpoint: Checkpoint) -> None:
         from transformers import AutoImageProcessor
 
-        folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+        folder = folder_of(checkpoint)
         if not any((folder / name).is_file() for name in FILES):
             raise ModelError(
                 f"{folder} has neither {FILES[0]} nor {FILES[1]}; one of them says how images are "
@@ -52,7 +86,7 @@ class ImageProcessor:
         self.names -= {name}
         self.fixed[name] = value
 
-    def __call__(self, images: Any, options: Mapping[str, Any]) -> dict[str, "np.ndarray"]:
+    def __call__(self, images: Any, options: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return the arrays of these RGB PIL images. The first dimension is that of the images."""
         self._check(options)
         try:
@@ -75,3 +109,16 @@ def token_of(config: Mapping[str, Any], modality: str, default: int | None = Non
             f"the checkpoint's config has {names[0]}={token!r}; expected the id of a token"
         )
     return token
+
+
+def square_pixels(values: np.ndarray, size: int) -> np.ndarray:
+    """Return the pixels as float32 [..., 3, size, size]. Raises RequestError if they have another
+    size."""
+    if values.shape[-3:] != (3, size, size):
+        raise RequestError(
+            f"the processed image has shape {list(values.shape)}; the vision tower takes "
+            f"[3, {size}, {size}]. Do not change sizes with mm_processor_kwargs, or correct "
+            "preprocessor_config.json",
+            parameter="mm_processor_kwargs",
+        )
+    return np.ascontiguousarray(values, dtype=np.float32)

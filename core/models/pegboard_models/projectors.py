@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 from pegboard.layers import Build, Linear
@@ -23,3 +25,11 @@ class MLPProjector(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         rows: Tensor = self.last(self.activation(self.first(features)))
         return rows
+
+
+def blocks_of(features: Tensor, count: int) -> Tensor:
+    """Make one vector of the patches of each block of count · count ("pixel shuffle"): [images,
+    patches, size] → [images, blocks, count² · size]. Images are square."""
+    side = math.isqrt(features.shape[1]) // count
+    lines = features.unflatten(1, (side, count, side, count))
+    return lines.transpose(2, 3).flatten(3).flatten(1, 2)

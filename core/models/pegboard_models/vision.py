@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -39,8 +39,8 @@ def activation_of(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class VisionTower(nn.Module):
-    """(pixels [items, 3, size, size]) → features [items, positions, width]. The layers after the
-    last selected one are not built."""
+    """(images [3, size, size]) → features [images, positions, width]. The layers after the last
+    selected one are not built."""
 
     def __init__(self, build: Build, sizes: VisionSizes, selection: Selection) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class VisionTower(nn.Module):
             VisionLayer(layers.at(index), sizes) for index in range(max(self.depths))
         )
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        hidden = self.patches.forward(pixels)
+    def forward(self, images: Sequence[Tensor]) -> Tensor:
+        hidden = self.patches.forward(torch.stack([*images]))
         count, positions, _ = hidden.shape
         rows = hidden.flatten(0, 1)
         if self.pre_norm is not None:

@@ -3,7 +3,7 @@ because processors read it, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,41 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": 1e-6,
     },
+    "pixtral": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 1024,
+        "patch_size": 16,
+        "hidden_act": "gelu",
+    },
+    "idefics3_vision": {
+        "hidden_size": 1152,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 32,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    },
+    "internvl_vision": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 448,
+        "patch_size": 14,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+    },
 }
 """The values that a tower has if its config has none, as in transformers."""
+
+
+SQUARE = ("clip_vision_model", "siglip_vision_model")
+"""Towers whose images all have the same size."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +83,12 @@ class VisionSizes:
     is_clip: bool
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> VisionSizes:
+    def of(cls, config: Mapping[str, Any], kinds: Collection[str] = SQUARE) -> VisionSizes:
         """Read a vision_config. Raises ModelError for towers of other kinds."""
         kind = config.get("model_type")
-        if not isinstance(kind, str) or kind not in DEFAULTS:
+        if not isinstance(kind, str) or kind not in kinds:
             raise ModelError(
-                f"the checkpoint's vision tower is {kind!r}; supported: {', '.join(DEFAULTS)}"
+                f"the checkpoint's vision tower is {kind!r}; supported: {', '.join(kinds)}"
             )
         values = {**DEFAULTS[kind], **config}
         for name, default in DEFAULTS[kind].items():
@@ -73,7 +106,7 @@ class VisionSizes:
             image_size=values["image_size"],
             patch_size=values["patch_size"],
             activation=values["hidden_act"],
-            eps=values["layer_norm_eps"],
+            eps=values.get("layer_norm_eps", 1e-5),
             is_clip=kind == "clip_vision_model",
         )
         if sizes.hidden_size % sizes.num_heads:
@@ -87,6 +120,16 @@ class VisionSizes:
     def grid(self) -> int:
         """The patches of a side."""
         return self.image_size // self.patch_size
+
+    def merged(self, count: int) -> int:
+        """Return the blocks of count · count patches of an image. Raises ModelError if they do not
+        fill it."""
+        if count < 1 or self.grid % count:
+            raise ModelError(
+                f"the checkpoint's vision tower has {self.grid} patches a side, which cannot be "
+                f"merged by {count}; correct its config"
+            )
+        return (self.grid // count) ** 2
 
     @property
     def num_positions(self) -> int:
@@ -126,3 +169,13 @@ class Selection:
                 " 'default' or 'full'"
             )
         return cls(tuple(layer % count for layer in chosen), strategy == "default")
+
+
+def merge_size(config: Mapping[str, Any], default: int) -> int:
+    """Return how many patches of a line, and how many lines, are one row. Raises ModelError."""
+    size = config.get("spatial_merge_size", default)
+    if type(size) is not int or size < 1:
+        raise ModelError(
+            f"the checkpoint's config has spatial_merge_size={size!r}; expected a positive number"
+        )
+    return size

@@ -1,6 +1,7 @@
 """A vision tower, two linear layers, and a language model:
 
-LLaVA 1.5      an image has the features of the tower (Liu et al. 2023)
+LLaVA 1.5      an image has the features of the tower (Liu et al. 2023); with the tower of Pixtral,
+               images have any size
 LLaVA-NeXT     an image is also cut into tiles, so that more of it is seen (Liu et al. 2024)
 OneVision      the features of many tiles are made fewer (Li et al. 2024)
 """
@@ -19,9 +20,10 @@ from pegboard_model_llava.defaults import ONEVISION
 from pegboard_models.anyres import Tiling
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.parameters import Parameters
+from pegboard_models.pixtral import PixtralTower
 from pegboard_models.projectors import MLPProjector
 from pegboard_models.vision import VisionTower
-from pegboard_models.vision_sizes import Selection, VisionSizes
+from pegboard_models.vision_sizes import SQUARE, Selection, VisionSizes
 
 
 class Llava(WithLanguageModel):
@@ -34,10 +36,16 @@ class Llava(WithLanguageModel):
 
     def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
         """Build what `encode` needs."""
-        sizes = VisionSizes.of(config.get("vision_config") or {})
+        vision = config.get("vision_config") or {}
+        sizes = VisionSizes.of(vision, (*SQUARE, "pixtral"))
         selection = Selection.of(config, sizes)
         root = root_of(build)
-        self.tower = VisionTower(root.at("vision_tower"), sizes, selection)
+        place = root.at("vision_tower")
+        self.tower: Any = (
+            PixtralTower(place, vision, sizes, selection)
+            if vision["model_type"] == "pixtral"
+            else VisionTower(place, sizes, selection)
+        )
         self.projector = MLPProjector(
             root.at("multi_modal_projector"),
             self.tower.width,
@@ -47,16 +55,15 @@ class Llava(WithLanguageModel):
         )
 
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
-        """items: pixel_values [3, size, size] → [features, hidden] of each."""
-        pixels = torch.stack([item["pixel_values"] for item in items])
-        return [*self.rows(pixels)]
+        """items: pixel_values [3, height, width] → [features, hidden] of each. Only Pixtral takes
+        images of several sizes."""
+        return self.rows([item["pixel_values"] for item in items])
 
-    def rows(self, pixels: Tensor) -> Tensor:
-        """Return the projected features of images: [images, 3, size, size] → [images, features,
-        hidden]."""
-        features = self.tower.forward(pixels)
-        rows = self.projector.forward(features.flatten(0, 1))
-        return rows.view(*features.shape[:2], -1)
+    def rows(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """Return the projected features [features, hidden] of images [3, height, width]."""
+        features = self.tower.forward(images)
+        rows = self.projector.forward(torch.cat([*features]))
+        return [*rows.split([len(each) for each in features])]
 
 
 class LlavaNext(Llava):
@@ -64,8 +71,8 @@ class LlavaNext(Llava):
     What the tiles were padded with is left out, and a learned row ends each line."""
 
     def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
-        super().build_vision(config, build)
         sizes = VisionSizes.of(config.get("vision_config") or {})
+        super().build_vision(config, build)
         self.tiling = Tiling.of(config, sizes, Selection.of(config, sizes))
         width = size_of(text_config(config), "hidden_size")
         self.ends = Parameters(root_of(build).alone(), {"image_newline": (width,)})
@@ -74,7 +81,7 @@ class LlavaNext(Llava):
         """items: pixel_values [1 + tiles, 3, size, size] and image_sizes [2] (height, width) →
         [features, hidden] of each."""
         tiles = [item["pixel_values"] for item in items]
-        rows = self.rows(torch.cat(tiles)).split([len(each) for each in tiles])
+        rows = torch.stack(self.rows([*torch.cat(tiles)])).split([len(each) for each in tiles])
         sizes = [item["image_sizes"].tolist() for item in items]
         return [
             self.lines(each, (height, width))

@@ -19,7 +19,7 @@ def _processor(place: str) -> MultiModalProcessorSpec:
 
 
 LLAVA = _model("llava:Llava")
-LLAVA_PROCESSOR = _processor("processor:LlavaProcessor")
+LLAVA_PROCESSOR = _processor("processor:llava_processor")
 LLAVA_NEXT = _model("llava:LlavaNext")
 LLAVA_NEXT_PROCESSOR = _processor("processor:LlavaNextProcessor")
 LLAVA_ONEVISION = _model("llava:LlavaOnevision")

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.errors import RequestError
 from pegboard.interfaces.multimodal_processor import (
+    MultiModalProcessor,
     MultiModalProcessorSetup,
     Placeholder,
     Processed,
 )
 from pegboard_model_llava.defaults import IMAGE_TOKEN, ONEVISION, ONEVISION_IMAGE_TOKEN
 from pegboard_models.anyres import Tiling
-from pegboard_models.processing import ImageProcessor, token_of
+from pegboard_models.pixtral_images import PixtralProcessor
+from pegboard_models.processing import ImageProcessor, square_pixels, token_of
 from pegboard_models.vision_sizes import Selection, VisionSizes
 
 if TYPE_CHECKING:
@@ -47,21 +48,10 @@ class LlavaProcessor:
 
     def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
         """The array is pixel_values, float32 [3, size, size]."""
-        pixels = self.pixels(self.images([value], options)["pixel_values"][0])
+        pixels = square_pixels(
+            self.images([value], options)["pixel_values"][0], self.sizes.image_size
+        )
         return Processed([self.token] * self.num_features, {"pixel_values": pixels})
-
-    def pixels(self, values: np.ndarray) -> np.ndarray:
-        """Return the pixels as float32 [..., 3, size, size]. Raises RequestError if they have
-        another size."""
-        size = self.sizes.image_size
-        if values.shape[-3:] != (3, size, size):
-            raise RequestError(
-                f"the processed image has shape {list(values.shape)}; the vision tower takes "
-                f"[3, {size}, {size}]. Do not change sizes with mm_processor_kwargs, or correct "
-                "preprocessor_config.json",
-                parameter="mm_processor_kwargs",
-            )
-        return np.ascontiguousarray(values, dtype=np.float32)
 
 
 class LlavaNextProcessor(LlavaProcessor):
@@ -75,7 +65,9 @@ class LlavaNextProcessor(LlavaProcessor):
     def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
         """The arrays are pixel_values, float32 [1 + tiles, 3, size, size], and image_sizes, int64
         [2] (height, width)."""
-        pixels = self.pixels(self.images([value], options)["pixel_values"][0])
+        pixels = square_pixels(
+            self.images([value], options)["pixel_values"][0], self.sizes.image_size
+        )
         size = value.height, value.width
         height, width = self.tiling.lines(size)
         rows = self.num_features + height * (width + 1)
@@ -86,3 +78,9 @@ class LlavaNextProcessor(LlavaProcessor):
 class LlavaOnevisionProcessor(LlavaNextProcessor):
     image_token = ONEVISION_IMAGE_TOKEN
     defaults = ONEVISION
+
+
+def llava_processor(options: object, setup: MultiModalProcessorSetup) -> MultiModalProcessor:
+    """Return the processor that suits the tower."""
+    tower = (setup.checkpoint.config.get("vision_config") or {}).get("model_type")
+    return (PixtralProcessor if tower == "pixtral" else LlavaProcessor)(options, setup)

@@ -296,18 +296,17 @@ def test_either_file(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(found.arrays["pixel_values"], expected["pixel_values"][0])
 
 
-def test_options_go_before_the_values_of_the_file(tmp_path: Path) -> None:
-    clip_images().save_pretrained(tmp_path)
-    config = config_of(CLIP, "default")
-    processor = LlavaProcessor(None, setup_of(tmp_path, config))
+def test_options_of_a_request(tmp_path: Path) -> None:
+    clip_images(do_normalize=False).save_pretrained(tmp_path)
+    processor = LlavaProcessor(None, setup_of(tmp_path, config_of(CLIP, "default")))
     image = Image.new("RGB", (50, 50), (51, 51, 51))
 
     def value(options: Mapping[str, Any]) -> float:
         return float(processor.process("image", image, options).arrays["pixel_values"][0, 0, 0])
 
-    assert value({"do_normalize": False}) == pytest.approx(0.2)
-    assert value({"do_normalize": False, "rescale_factor": 1.0}) == pytest.approx(51)
-    assert value({}) == pytest.approx(
+    assert value({}) == pytest.approx(0.2)
+    assert value({"rescale_factor": 1.0}) == pytest.approx(51)
+    assert value({"do_normalize": True}) == pytest.approx(
         (0.2 - clip_images().image_mean[0]) / clip_images().image_std[0]
     )
 

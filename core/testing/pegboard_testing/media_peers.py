@@ -1,0 +1,112 @@
+"""What tests of processors of images compare with: processors of transformers, and setups of small
+checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
+
+LETTERS = ["<unk>", "a"]
+
+
+def word_tokenizer(special: Sequence[str]) -> Any:
+    """Return a tokenizer of transformers that knows "a" (1), and special tokens from 2 on."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: place for place, word in enumerate(LETTERS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<unk>")
+
+
+class PeerTokenizer:
+    """A tokenizer of transformers, as processors use it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text."""
+        ids: list[int] = self.inner.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of the ids."""
+        text: str = self.inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+
+def image_setup(
+    folder: Path, config: Mapping[str, Any], special: Sequence[str]
+) -> MultiModalProcessorSetup:
+    """Return what a processor is built of: a folder's files, a config, and `word_tokenizer`."""
+    tokenizer: Any = PeerTokenizer(word_tokenizer(special))
+    checkpoint = Checkpoint(
+        format="safetensors",
+        path=folder,
+        config=config,
+        architectures=(),
+        tensors={},
+        tokenizer=TokenizerPayload("hf", folder),
+    )
+    return MultiModalProcessorSetup(checkpoint, tokenizer)
+
+
+def pixtral_processor(tokenizer: Any, *, patch_size: int, merged: int, longest_edge: int) -> Any:
+    """Return Pixtral's processor of transformers. Its module takes one function from the module of
+    the image processor that needs torchvision; here it gets that of the one with PIL."""
+    from transformers.models.pixtral import image_processing_pil_pixtral as pil
+
+    name = "transformers.models.pixtral.image_processing_pixtral"
+    stand_in: Any = ModuleType(name)
+    stand_in.get_resize_output_image_size = pil.get_resize_output_image_size
+    with mock.patch.dict(sys.modules, {name: stand_in}):
+        from transformers.models.pixtral.processing_pixtral import PixtralProcessor
+    return PixtralProcessor(
+        image_processor=pil.PixtralImageProcessorPil(size={"longest_edge": longest_edge}),
+        tokenizer=tokenizer,
+        patch_size=patch_size,
+        spatial_merge_size=merged,
+    )
+
+
+def idefics3_processor(images: Any, tokenizer: Any, *, rows: int) -> Any:
+    """Return the processor of transformers for Idefics 3. That for SmolVLM writes the same
+    prompts, and needs packages for video."""
+    from transformers import Idefics3Processor
+
+    return Idefics3Processor(images, tokenizer, image_seq_len=rows)
+
+
+def internvl_processor(images: Any, tokenizer: Any, *, rows: int) -> Any:
+    """Return the processor of transformers for InternVL, without the part for video, which needs
+    torchvision."""
+    from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+    for name, text in (
+        ("start_image", "<img>"),
+        ("end_image", "</img>"),
+        ("context_image", "<IMG_CONTEXT>"),
+        ("video", "<video>"),
+    ):
+        setattr(tokenizer, f"{name}_token", text)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(text))
+
+    class ImagesOnly(InternVLProcessor):  # type: ignore[misc]
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return ["image_processor", "tokenizer"]
+
+        def check_argument_for_proper_class(self, *given: Any) -> Any:
+            return None
+
+    return ImagesOnly(images, tokenizer, None, image_seq_length=rows)

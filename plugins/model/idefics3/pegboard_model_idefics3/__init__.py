@@ -1,0 +1,1 @@
+"""Idefics 3 and SmolVLM: language models that read images."""

@@ -1,0 +1,58 @@
+"""Makes of an image what Idefics 3 and SmolVLM compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegboard.interfaces.multimodal_processor import (
+    MultiModalProcessorSetup,
+    Placeholder,
+    Processed,
+)
+from pegboard_model_idefics3.sizes import IMAGE_TOKEN, scale_of, sizes_of
+from pegboard_models.processing import ImageProcessor, square_pixels, token_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FRAME = "<fake_token_around_image>"
+WHOLE = "<global-img>"
+MARK = "<image>"
+
+
+class Idefics3Processor:
+    """The text of an image has the place of each tile, and then the whole image. Its tokens are
+    those of this text."""
+
+    def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
+        config = setup.checkpoint.config
+        sizes = sizes_of(config)
+        self.token = token_of(config, "image", IMAGE_TOKEN)
+        self.size = sizes.image_size
+        self.rows = MARK * sizes.merged(scale_of(config))
+        self.tokenizer = setup.tokenizer
+        self.images = ImageProcessor(setup.checkpoint)
+        self.images.fix("return_row_col_info", True)
+
+    def placeholder(self, modality: str) -> Placeholder:
+        return Placeholder(MARK, (self.token,))
+
+    def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
+        """The array is pixel_values, float32 [tiles + 1, 3, size, size]."""
+        output = self.images([value], options)
+        pixels = square_pixels(output["pixel_values"][0], self.size)
+        text = self.text(int(output["rows"][0][0]), int(output["cols"][0][0]))
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        return Processed(tokens, {"pixel_values": pixels}, np.array(tokens) == self.token)
+
+    def text(self, height: int, width: int) -> str:
+        """Return the text of an image of this many tiles below and beside each other."""
+        lines = [
+            "".join(f"{FRAME}<row_{row}_col_{column}>{self.rows}" for column in range(1, width + 1))
+            for row in range(1, height + 1)
+        ]
+        tiles = "".join(f"{line}\n" for line in lines)
+        return f"{tiles}{chr(10) if tiles else ''}{FRAME}{WHOLE}{self.rows}{FRAME}"

@@ -1,0 +1,1 @@
+"""InternVL: language models that read images."""
