@@ -21,7 +21,9 @@ ARCHITECTURES = {
     "phi": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
@@ -75,17 +77,21 @@ def has_root(build: Build) -> bool:
     return build.has("model.language_model")
 
 
+def build_of_language(build: Build) -> Build:
+    """Return the build of the language model. In the oldest checkpoints its tensors have the names
+    that they have without the other parts."""
+    if has_root(build):
+        return replace(build, renamed={**build.renamed, "model": "model.language_model"})
+    return build if build.has("model.layers") else build.at("language_model")
+
+
 class WithLanguageModel(nn.Module):
     """The stages of a `Model`, which are those of its language model. `embed` takes token ids, so
     a placeholder's row is that of its token until the rows of the item take its place."""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
-        inner = (
-            replace(build, renamed={**build.renamed, "model": "model.language_model"})
-            if has_root(build)
-            else build.at("language_model")
-        )
+        inner = build_of_language(build)
         self.language: Any = inner.language_model(text_config(config))
 
     def embed(self, input_ids: Tensor, *more: Tensor) -> Tensor:

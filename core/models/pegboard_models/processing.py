@@ -17,8 +17,9 @@ FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 class ImageProcessor:
-    """The image processor of transformers that a checkpoint's folder names, with PIL. Raises ModelError if there is no such file or it is wrong, and
-    RequestError for options that it does not take."""
+    """The image processor of transformers that a checkpoint's folder names, with PIL. Raises
+    ModelError if there is no such file or it is wrong, and RequestError for options that it does
+    not take."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         from transformers import AutoImageProcessor
