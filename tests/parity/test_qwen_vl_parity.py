@@ -21,12 +21,14 @@ from tiny_media import (
     check_media,
     make_media_model,
     make_tokenizer,
+    open_media_llm,
     prompt,
 )
 from tiny_models import divide
 from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from pegboard import SamplingParams
 from pegboard.errors import ModelError
 from pegboard.plugins.importing import import_object, import_spec
 from pegboard_testing.contract_generic import installed_entry
@@ -256,3 +258,22 @@ def test_configs_that_are_refused(tmp_path: Path, change: dict[str, Any], messag
     build = fake_build(models=language_model)
     with pytest.raises(ModelError, match=message):
         Qwen25VL({**config, "vision_config": {**config["vision_config"], **change}}, build)
+
+
+def test_a_config_without_axes(tmp_path: Path) -> None:
+    write(tmp_path, "qwen2_vl", "older")
+    config = with_defaults(read_config(tmp_path))
+    text = {**config["text_config"], "rope_parameters": {"rope_theta": 10000.0}}
+    with pytest.raises(ModelError, match="have no mrope_section; expected"):
+        Qwen2VL({**config, "text_config": text}, fake_build(models=language_model))
+
+
+def test_fewer_pixels(reference: MediaReference) -> None:
+    """The options of a request change the tokens of its images."""
+    params = SamplingParams(max_tokens=1, temperature=0)
+    one = prompt(5, random_image(64, 64), mark=MARK)
+    small = {**one, "mm_processor_kwargs": {"max_pixels": 16 * 16}}
+    with open_media_llm(reference.directory) as llm:
+        whole, less = llm.generate([one, small], params, use_tqdm=False)
+    assert whole.prompt_token_ids.count(IMAGE) == 16
+    assert less.prompt_token_ids.count(IMAGE) == 4

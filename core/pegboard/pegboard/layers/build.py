@@ -46,9 +46,9 @@ class Declared:
     of the last step there, [T, size]. inputs: the names of the numbers that `Model.embed` gets for
     each token, after the ids. axes: the names of the numbers that are added to the place of each
     token in its request; `Model.forward` gets the sums for each name, instead of the places.
-    states: the state of one request in each state layer. weights: each weight method with its layer and the
-    quantization method that made it. has_stack: the model has asked which layers of its stack to
-    build. absent: the paths of modules that are not built."""
+    states: the state of one request in each state layer. weights: each weight method with its layer
+    and the quantization method that made it. has_stack: the model has asked which layers of its
+    stack to build. absent: the paths of modules that are not built."""
 
     layers: list[Layer] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)

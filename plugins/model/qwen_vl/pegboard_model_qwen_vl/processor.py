@@ -67,14 +67,14 @@ class QwenVLProcessor:
         others = {name: value for name, value in options.items() if name not in LIMITS}
         if len(others) == len(options):
             return others
-        given = others.get("size", self.images.inner.size)
+        given = others.get("size", {})
         if not isinstance(given, Mapping):
             raise RequestError(
                 f"mm_processor_kwargs has size={given!r}; expected shortest_edge and longest_edge, "
                 "or min_pixels and max_pixels instead of it",
                 parameter="mm_processor_kwargs",
             )
-        size = dict(given)
+        size = {name: self.images.inner.size[name] for name in LIMITS.values()} | dict(given)
         size |= {LIMITS[name]: options[name] for name in LIMITS if name in options}
         least, most = (size.get(name) for name in LIMITS.values())
         if type(least) is not int or type(most) is not int or not 0 < least <= most:

@@ -16,6 +16,7 @@ from pegboard.layers import Build, size_of
 from pegboard_model_qwen_vl.sizes import AXES, TowerSizes, with_text
 from pegboard_model_qwen_vl.tower import Tower
 from pegboard_models.language import WithLanguageModel, root_of, text_config
+from pegboard_models.rope import rope_parameters
 
 
 class Qwen2VL(WithLanguageModel):
@@ -25,6 +26,12 @@ class Qwen2VL(WithLanguageModel):
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         config = with_text(config)
+        if rope_parameters(text_config(config))[1].get("mrope_section") is None:
+            raise ModelError(
+                "the checkpoint's rotary settings have no mrope_section; expected the numbers of "
+                f"pairs of channels of {', '.join(AXES)}. Correct rope_parameters or rope_scaling "
+                "in config.json"
+            )
         super().__init__(config, build)
         build.declared.axes.extend(AXES)
         if build.has_first_layer:
