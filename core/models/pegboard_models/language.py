@@ -21,7 +21,9 @@ ARCHITECTURES = {
     "phi": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
@@ -76,6 +78,14 @@ def has_root(build: Build, part: str) -> bool:
     return build.has(f"model.{part}")
 
 
+def build_of_language(build: Build, part: str) -> Build:
+    """Return the build of the language model, `part`. In the oldest checkpoints its tensors have the names
+    that they have without the other parts."""
+    if has_root(build, part):
+        return replace(build, renamed={**build.renamed, "model": f"model.{part}"})
+    return build if build.has("model.layers") else build.at(part)
+
+
 class WithLanguageModel(nn.Module):
     """The stages of a `Model`, which are those of its language model. `embed` takes token ids, so
     a placeholder's row is that of its token until the rows of the item take its place. part: what
@@ -85,11 +95,7 @@ class WithLanguageModel(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
-        inner = (
-            replace(build, renamed={**build.renamed, "model": f"model.{self.part}"})
-            if has_root(build, self.part)
-            else build.at(self.part)
-        )
+        inner = build_of_language(build, self.part)
         self.language: Any = inner.language_model(text_config(config))
 
     def embed(self, input_ids: Tensor, *more: Tensor) -> Tensor:
