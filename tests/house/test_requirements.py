@@ -35,7 +35,6 @@ NEEDS_EXTRA = {
     ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
     # only imported after a plugin has imported pydantic for its options
     ("pegboard", "options"): ("pegboard.plugins.options",),
-    ("pegboard-testing", "images"): ("pegboard_testing.contract_multimodal_processor",),
     ("pegboard-testing", "torch"): (
         "pegboard_testing.fake_collective",
         "pegboard_testing.key_parts",

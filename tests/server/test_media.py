@@ -20,7 +20,7 @@ from tiny_media import NUM_TEXT_TOKENS, MediaReference, prompt, write_llava
 
 from pegboard_testing.contract_multimodal_processor import random_image
 
-ADMIN = ("--plugins-enable", "api:admin")
+MORE = ("--plugins-enable", "api:admin", "--trust-request-mm-kwargs")
 IMAGES = [random_image(40, 20, seed=1), random_image(13, 50, seed=2)]
 
 
@@ -45,7 +45,7 @@ def server(
     settings = ("--dtype", "float32", "--max-model-len", "256", "--kv-cache-memory-bytes", "8M")
     media = ("--allowed-local-media-path", str(folder), "--limit-mm-per-prompt", '{"image": 2}')
     place = tmp_path_factory.mktemp("server")
-    with Server(llava.directory, place, *settings, *media, *ADMIN, probe=probe) as running:
+    with Server(llava.directory, place, *settings, *media, *MORE, probe=probe) as running:
         yield running.wait_until_ready()
     running.check_nothing_left()
 

@@ -111,6 +111,7 @@ class Chats:
         self._is_auto = bool(settings.get("enable_auto_tool_choice", True))
         self._hides_tools = bool(settings.get("exclude_tools_when_tool_choice_none"))
         self._trusts_templates = bool(settings.get("trust_request_chat_template"))
+        self._trusts_options = bool(settings.get("trust_request_mm_kwargs"))
 
     @property
     def can_read_calls(self) -> bool:
@@ -199,6 +200,12 @@ class Chats:
                     "--trust-request-chat-template"
                 ),
                 parameter="chat_template",
+            )
+        if request.media_options and not self._trusts_options:
+            raise RequestError(
+                "mm_processor_kwargs is not accepted in requests; the server allows it with "
+                "--trust-request-mm-kwargs",
+                parameter="mm_processor_kwargs",
             )
         taken = next((name for name in RESERVED_KWARGS if name in chat.template_kwargs), None)
         if taken is not None:

@@ -79,8 +79,8 @@ def has_root(build: Build, part: str) -> bool:
 
 
 def build_of_language(build: Build, part: str) -> Build:
-    """Return the build of the language model, `part`. In the oldest checkpoints its tensors have the names
-    that they have without the other parts."""
+    """Return the build of the language model, `part`. In the oldest checkpoints its tensors have
+    the names that they have without the other parts."""
     if has_root(build, part):
         return replace(build, renamed={**build.renamed, "model": f"model.{part}"})
     return build if build.has("model.layers") else build.at(part)

@@ -121,6 +121,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         False
     )
     trust_request_chat_template: Annotated[bool, doc("Accept chat templates from requests")] = False
+    trust_request_mm_kwargs: Annotated[
+        bool, doc("Accept mm_processor_kwargs from requests, which may ask for much work")
+    ] = False
     enable_auto_tool_choice: Annotated[
         bool, doc("Parse tool calls in answers to requests with tool_choice auto")
     ] = True

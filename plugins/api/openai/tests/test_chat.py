@@ -361,6 +361,14 @@ def test_chat_template_needs_trust(http):
     )
 
 
+def test_options_of_the_processor_need_trust(http):
+    options = {"mm_processor_kwargs": {"size": 3}}
+    assert http().chat(**options, status=400)["error"]["param"] == "mm_processor_kwargs"
+    server = http(trust_request_mm_kwargs=True)
+    server.chat(**options)
+    assert server.engine.requests[0][0].media_options == {"size": 3}
+
+
 def test_template_error_is_the_request_s(http):
     error = http().chat(chat_template_kwargs={"fail": True}, status=400)["error"]
     assert (

@@ -40,6 +40,7 @@ SERVER_SETTINGS = (
     "enable_log_outputs",
     "enable_prompt_tokens_details",
     "trust_request_chat_template",
+    "trust_request_mm_kwargs",
     "max_prompts_per_request",
 )
 
