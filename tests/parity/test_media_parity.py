@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tiny_media import (
     MediaReference,
     check_media,
@@ -16,6 +20,7 @@ from tiny_media import (
 )
 
 from pegboard import SamplingParams
+from pegboard.data.request import LoRARequest
 from pegboard_testing.contract_multimodal_processor import random_image
 
 
@@ -74,3 +79,34 @@ def test_a_chat(llava: MediaReference) -> None:
         (output,) = llm.chat([{"role": "user", "content": content}], params, use_tqdm=False)
     one = {**prompt(1, image, 7, 8, 3)}
     check_output(llava, one, output.outputs[0], 1e-4)
+
+
+@pytest.mark.parametrize("root", ["model.language_model", "language_model.model"])
+def test_an_adapter_of_the_language_model(tmp_path: Path, root: str) -> None:
+    """Adapters may name modules as transformers does, or as checkpoints do."""
+    reference = write_llava(tmp_path)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    tensors = {}
+    random = torch.Generator().manual_seed(1)
+    for name, weight in reference.model.named_parameters():
+        if "language_model" in name and name.endswith(("q_proj.weight", "down_proj.weight")):
+            rows, columns = weight.shape
+            first = torch.randn(4, columns, generator=random) * 0.3
+            second = torch.randn(rows, 4, generator=random) * 0.3
+            path = name.removesuffix(".weight").replace("model.language_model", root)
+            tensors[f"base_model.model.{path}.lora_A.weight"] = first
+            tensors[f"base_model.model.{path}.lora_B.weight"] = second
+            with torch.no_grad():
+                weight.add_(2.0 * second @ first)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = ["q_proj", "down_proj"]
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    prompts = some_prompts()
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+    adapter = LoRARequest("adapter", 1, str(folder))
+    with open_media_llm(tmp_path, max_loras=1, max_lora_rank=8) as llm:
+        outputs = llm.generate(prompts, params, lora_request=adapter, use_tqdm=False)
+    for one, output in zip(prompts, outputs, strict=True):
+        check_output(reference, one, output.outputs[0], 1e-4)

@@ -97,6 +97,12 @@ class WithLanguageModel(nn.Module):
         super().__init__()
         inner = build_of_language(build, self.part)
         self.language: Any = inner.language_model(text_config(config))
+        part = self.part
+        names = {"model": (f"model.{part}", f"{part}.model"), "lm_head": (f"{part}.lm_head",)}
+        for name, others in names.items():
+            path = inner.at(name).path
+            aliases = {other: path for other in (*others, name) if other != path}
+            build.declared.aliases.update(aliases)
 
     def embed(self, input_ids: Tensor, *more: Tensor) -> Tensor:
         rows: Tensor = self.language.embed(input_ids, *more)

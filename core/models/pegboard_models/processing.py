@@ -92,9 +92,10 @@ class ImageProcessor:
         try:
             arrays = self.inner(images, **self.fixed, **options, return_tensors="np")
         except Exception as error:
+            how = f" with {dict(options)}" if options else ""
             raise RequestError(
-                f"the image could not be processed with {dict(options)}: {error}",
-                parameter="mm_processor_kwargs",
+                f"the image could not be processed{how}: {error}",
+                parameter="mm_processor_kwargs" if options else None,
             ) from error
         return {str(name): value for name, value in arrays.items()}
 

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegboard.data.media import MediaItem, MediaSource, take_media
+from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import RequestError
+from pegboard.front.beam_search import check_beam_prompt
 from pegboard.front.prompt_forms import as_prompt
 from pegboard.front.prompts import RequestBuilder
 from pegboard.interfaces.api import Prompt
@@ -25,6 +27,7 @@ from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
 SOURCE = '''
 import numpy as np
+from pegboard.errors import RequestError
 from pegboard.interfaces.multimodal_processor import Placeholder, Processed
 
 class Reader:
@@ -50,6 +53,8 @@ class Processor:
 
     def process(self, modality, value, options):
         self.calls.append((modality, value, dict(options)))
+        if value == "red":
+            raise RequestError("it is red")
         letters = np.array([ord(letter) for letter in value], np.int32)
         is_row = letters != ord(".")
         return Processed(letters.tolist(), {"letters": letters}, is_row, {"size": len(value)})
@@ -219,6 +224,32 @@ def test_wrong_prompts(
 ) -> None:
     with pytest.raises(RequestError, match=told):
         built(make_builder(**settings), prompt)
+
+
+def test_the_processor_may_refuse_an_item(make_builder: MakeBuilder) -> None:
+    with pytest.raises(RequestError, match="image\\[1\\]: it is red") as refused:
+        built(make_builder(), data("<i><i>", ["a", "red"]))
+    assert refused.value.parameter == "multi_modal_data.image[1]"
+
+
+def test_names_of_different_salts_are_different(make_builder: MakeBuilder) -> None:
+    """So nobody can replace what others call by the same name."""
+    builder = make_builder()
+    named = {**data("<i>", ["ab"]), "multi_modal_uuids": {"image": ["cat"]}}
+    first = built(builder, {**named, "cache_salt": "one"})
+    later = data("<i>", ["cd"]) | {"multi_modal_uuids": {"image": ["cat"]}, "cache_salt": "two"}
+    assert built(builder, later).prompt_token_ids != first.prompt_token_ids
+
+
+def test_beams_and_vectors_are_of_text(make_builder: MakeBuilder) -> None:
+    prompt = as_prompt(data("<i>", "ab"))
+    with pytest.raises(RequestError, match="beam search takes text only"):
+        check_beam_prompt(prompt)
+    builder = make_builder()
+    pooling = Pooling(task="embed")
+    builder.plan = replace(builder.plan, pooling=pooling)
+    with pytest.raises(RequestError, match="takes text only"):
+        builder.build(prompt, PoolingParams(), "r")
 
 
 def test_truncation_would_cut_items(make_builder: MakeBuilder) -> None:

@@ -136,6 +136,9 @@ def check_beam_prompt(prompt: Prompt) -> None:
         raise RequestError(
             "prompt_embeds: beam search needs text or token ids", parameter="prompt_embeds"
         )
+    if prompt.media:
+        path = prompt.media[0].path
+        raise RequestError(f"{path}: beam search takes text only", parameter=path)
 
 
 async def beam_search_online(

@@ -12,6 +12,7 @@ import msgspec
 
 from pegboard.data.media import MediaArray, MediaItem, MediaSource, no_media
 from pegboard.errors import RequestError, blame, expect
+from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.multimodal_processor import (
     MediaReaderSetup,
     MultiModalProcessorSetup,
@@ -92,14 +93,10 @@ class MediaInputs:
         self._model = plan.checkpoint.digest.encode()
         self._cache = ProcessorCache(int(engine.mm_processor_cache_gb * GIB))
 
-    def expand(
-        self,
-        token_ids: Sequence[int],
-        sources: Sequence[MediaSource],
-        options: Mapping[str, Any],
-    ) -> "Expanded":
-        """Return the prompt with its items. Raises RequestError, which names the item that is
-        wrong."""
+    def expand(self, token_ids: Sequence[int], prompt: Prompt) -> "Expanded":
+        """Return the prompt with its items. token_ids: its tokens, with placeholders. Raises
+        RequestError, which names the item that is wrong."""
+        sources = prompt.media
         counts = Counter(source.modality for source in sources)
         for source in sources:
             if source.modality not in self._placeholders:
@@ -126,7 +123,7 @@ class MediaInputs:
                 continue
             if not waiting[modality]:
                 raise self._wrong_number(modality, counts[modality], "more")
-            ready = self._ready(waiting[modality].pop(0), options)
+            ready = self._ready(waiting[modality].pop(0), prompt)
             start = len(expanded)
             places = tuple((start + first, count) for first, count in ready.runs)
             items.append(MediaItem(modality, ready.digest, places, ready.arrays))
@@ -171,13 +168,15 @@ class MediaInputs:
             parameter="prompt",
         )
 
-    def _ready(self, source: MediaSource, options: Mapping[str, Any]) -> Ready:
-        """Return a processed item, from the cache if it was there before."""
-        options = {**self._options, **options}
+    def _ready(self, source: MediaSource, prompt: Prompt) -> Ready:
+        """Return a processed item, from the cache if it was there before. A name counts among
+        requests with the same salt."""
+        options = {**self._options, **prompt.media_options}
         how = msgspec.json.encode(options, order="sorted", enc_hook=repr)
         kind = source.modality.encode()
         if source.uuid is not None:
-            digest = _digest(b"uuid", kind, source.uuid.encode(), how, self._model)
+            salt = (prompt.cache_salt or "").encode()
+            digest = _digest(b"uuid", kind, source.uuid.encode(), salt, how, self._model)
             if (ready := self._cache.get(digest)) is not None:
                 return ready
             if source.value is None:
@@ -190,10 +189,15 @@ class MediaInputs:
             digest = _digest(b"content", kind, identity, how, self._model)
             if (ready := self._cache.get(digest)) is not None:
                 return ready
-        with blame(self._plugin):
-            processed = self._processor.process(source.modality, value, options)
-            expect(processed, Processed, self._processor, "process")
-            ready = _ready_of(digest, processed)
+        try:
+            with blame(self._plugin):
+                processed = self._processor.process(source.modality, value, options)
+                expect(processed, Processed, self._processor, "process")
+                ready = _ready_of(digest, processed)
+        except RequestError as error:
+            if error.parameter is not None:
+                raise
+            raise RequestError(f"{source.path}: {error}", parameter=source.path) from error
         self._cache.put(ready)
         return ready
 

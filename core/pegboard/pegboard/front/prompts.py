@@ -158,6 +158,8 @@ class RequestBuilder:
                 f"pooling_params must be PoolingParams, got {type(params).__name__}",
                 parameter="pooling_params",
             )
+        if prompt.media:
+            raise no_media(prompt.media[0].modality, prompt.media[0].path, ())
         if prompt.embeds:
             raise RequestError(
                 "prompt_embeds: vectors are made of text or token ids only",
@@ -340,7 +342,7 @@ class RequestBuilder:
                 "a prompt with images, audio or video cannot be truncated and has no prompt_embeds",
                 parameter="truncate_prompt_tokens" if not prompt.embeds else "prompt_embeds",
             )
-        expanded = self._media.expand(token_ids, prompt.media, prompt.media_options)
+        expanded = self._media.expand(token_ids, prompt)
         if (num_tokens := len(expanded.token_ids)) > self.plan.max_model_len - 1:
             raise self._too_long(f"{num_tokens} tokens, with those of its media")
         return expanded

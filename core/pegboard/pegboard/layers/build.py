@@ -48,7 +48,8 @@ class Declared:
     token in its request; `Model.forward` gets the sums for each name, instead of the places.
     states: the state of one request in each state layer. weights: each weight method with its layer
     and the quantization method that made it. has_stack: the model has asked which layers of its
-    stack to build. absent: the paths of modules that are not built."""
+    stack to build. absent: the paths of modules that are not built. aliases: another
+    path of a module, which adapters may use → its path."""
 
     layers: list[Layer] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
@@ -61,6 +62,7 @@ class Declared:
     )
     has_stack: bool = False
     absent: list[str] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

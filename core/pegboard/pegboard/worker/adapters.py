@@ -4,7 +4,7 @@ slot between steps."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,18 @@ NUM_THREADS = 2
 
 class Adapters:
     """layers: of the model. read: returns the factor of an adapter's products, and its weights.
-    absent: the paths of the model's modules that other ranks have. An adapter is named by the
-    engine's ticket."""
+    absent: the paths of the model's modules that other ranks have. aliases: see `Declared`. An
+    adapter is named by the engine's ticket."""
 
     def __init__(
         self,
         layers: Iterable[Layer],
         read: Callable[[LoRARequest], tuple[float, Weights]],
         absent: Iterable[str] = (),
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         layers = list(layers)
+        self._aliases = aliases or {}
         self._absent = tuple(f"{path}." for path in absent)
         self._experts = [layer for layer in layers if isinstance(layer, Experts)]
         adapters = [getattr(layer, "adapters", None) for layer in layers]
@@ -81,6 +83,7 @@ class Adapters:
         ModelError if it does not fit."""
         scaling, weights = self._read(lora)
         digest = digest_of(scaling, weights)
+        weights = {self._path(name): matrices for name, matrices in weights.items()}
         for layer in self._experts:
             weights = layer.unstacked(weights)
         known = {name for slots in self._slots for name, _ in slots.modules}
@@ -92,6 +95,13 @@ class Adapters:
                 f"it changes modules that this model does not have: {', '.join(unknown[:5])}"
             )
         return digest, [slots.fitted(weights, scaling) for slots in self._slots]
+
+    def _path(self, name: str) -> str:
+        """Return the path of a module that an adapter names."""
+        for alias, path in self._aliases.items():
+            if name.startswith(f"{alias}."):
+                return path + name.removeprefix(alias)
+        return self._aliases.get(name, name)
 
 
 def read_files(registry: Registry, base: Checkpoint, adapter: LoRARequest) -> Any:

@@ -335,6 +335,7 @@ class Worker:
             target.layers,
             lambda lora: read_files(self.registry, target.checkpoint, lora),
             target.build.declared.absent,
+            target.build.declared.aliases,
         )
 
     def read_adapter(self, ticket: int, adapter: LoRARequest) -> tuple[str, str] | None:

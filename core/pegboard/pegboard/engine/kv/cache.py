@@ -188,8 +188,9 @@ class KVCache:
             if table[i] != NULL_BLOCK
             and self.pool.insert(index, rule.block_hash(hashes, i), table[i])
         ]
-        # embeddings have no token ids to tell
-        if stored and self.pool.events is not None and not request.prompt_embeds:
+        # embeddings and images have no token ids to tell
+        is_text = not request.prompt_embeds and not request.media
+        if stored and self.pool.events is not None and is_text:
             self.pool.report(self._stored(request, index, stored))
         blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
 
