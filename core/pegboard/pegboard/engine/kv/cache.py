@@ -189,8 +189,7 @@ class KVCache:
             and self.pool.insert(index, rule.block_hash(hashes, i), table[i])
         ]
         # embeddings and images have no token ids to tell
-        is_text = not request.prompt_embeds and not request.media
-        if stored and self.pool.events is not None and is_text:
+        if stored and self.pool.events is not None and not (request.prompt_embeds or request.media):
             self.pool.report(self._stored(request, index, stored))
         blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
 
