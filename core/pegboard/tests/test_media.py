@@ -15,7 +15,7 @@ from pegboard.data.media import MediaItem, MediaSource, take_media
 from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.errors import RequestError
+from pegboard.errors import PluginError, RequestError
 from pegboard.front.beam_search import check_beam_prompt
 from pegboard.front.prompt_forms import as_prompt
 from pegboard.front.prompts import RequestBuilder
@@ -55,6 +55,10 @@ class Processor:
         self.calls.append((modality, value, dict(options)))
         if value == "red":
             raise RequestError("it is red")
+        if value == "bug":
+            raise KeyError(value)
+        if value == "none":
+            return None
         letters = np.array([ord(letter) for letter in value], np.int32)
         is_row = letters != ord(".")
         return Processed(letters.tolist(), {"letters": letters}, is_row, {"size": len(value)})
@@ -230,6 +234,15 @@ def test_the_processor_may_refuse_an_item(make_builder: MakeBuilder) -> None:
     with pytest.raises(RequestError, match="image\\[1\\]: it is red") as refused:
         built(make_builder(), data("<i><i>", ["a", "red"]))
     assert refused.value.parameter == "multi_modal_data.image[1]"
+
+
+@pytest.mark.parametrize("value", ["bug", "..", "none"])
+def test_a_processor_that_fails_is_named(make_builder: MakeBuilder, value: str) -> None:
+    """It raises, returns an item without rows, or something else."""
+    builder = make_builder()
+    with pytest.raises(PluginError, match=r"acme-media|Processor\.process"):
+        built(builder, data("<i>", value))
+    assert built(builder, data("<i>", "ab")).media
 
 
 def test_names_of_different_salts_are_different(make_builder: MakeBuilder) -> None:

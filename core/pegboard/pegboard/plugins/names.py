@@ -3,6 +3,7 @@ meant."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from pegboard.errors import PluginNotFound, UnknownPlugin, did_you_mean, nearest
@@ -47,12 +48,10 @@ def not_found(
 
 def to_install(kind: str) -> str:
     """Say what to install if there is no plugin of `kind` at all. The distribution with the default
-    plugin comes first."""
+    plugin comes first, and then those with the most plugins."""
     usual = provider(kind, default_name(kind) or "")
-    options = sorted(
-        set(catalogue().get(kind, {}).values()),
-        key=lambda distribution: (distribution != usual, distribution),
-    )
+    counts = Counter(catalogue().get(kind, {}).values())
+    options = sorted(counts, key=lambda each: (each != usual, -counts[each], each))
     if not options:
         return (
             f"no plugin of kind {kind!r} is installed, and none is catalogued: install a "
