@@ -75,7 +75,8 @@ def test_ray_starts_engines_with_shared_out_experts(start_mixture: StartServer) 
     elastic = start_mixture(*START, "--enable-expert-parallel", *ray_flags(port))
     expected = tokens(elastic)
     for size in (2, 1):
-        assert scale(elastic, new_data_parallel_size=size)[0] == 200
+        answer = scale(elastic, new_data_parallel_size=size)
+        assert answer[0] == 200, answer
         assert tokens(elastic) == tokens(elastic, rank=size - 1) == expected
         assert not elastic.engine_pids()
     assert elastic.stop() == 0
