@@ -36,7 +36,7 @@ CEILINGS = {
     "interfaces": 1280,
     "layers": 1140,
     "ops": 395,
-    "plan": 705,
+    "plan": 715,
     "plugins": 1170,
     "worker": 2270,
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pegboard_model_llava.llava import Llava
 from safetensors.torch import save_file
 from tiny_media import (
     MediaReference,
@@ -18,9 +19,11 @@ from tiny_media import (
     some_prompts,
     write_llava,
 )
+from tiny_models import divide
 
 from pegboard import SamplingParams
 from pegboard.data.request import LoRARequest
+from pegboard.errors import EngineDeadError
 from pegboard_testing.contract_multimodal_processor import random_image
 
 
@@ -79,6 +82,26 @@ def test_a_chat(llava: MediaReference) -> None:
         (output,) = llm.chat([{"role": "user", "content": content}], params, use_tqdm=False)
     one = {**prompt(1, image, 7, 8, 3)}
     check_output(llava, one, output.outputs[0], 1e-4)
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (1, 2), (2, 2)])
+def test_divided(
+    llava: MediaReference, monkeypatch: pytest.MonkeyPatch, ranks: int, stages: int
+) -> None:
+    """Among ranks and pipeline stages, of which the first one makes the rows of images."""
+    divide(monkeypatch, ranks, stages)
+    check_media(llava, some_prompts())
+
+
+def test_rows_that_do_not_fit_are_an_error(llava: MediaReference) -> None:
+    with open_media_llm(llava.directory) as llm:
+        encode = Llava.encode
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises(EngineDeadError, match="returned 15 rows for 16 placeholders"),
+        ):
+            patch.setattr(Llava, "encode", lambda *given: [rows[1:] for rows in encode(*given)])
+            llm.generate(some_prompts()[:1], use_tqdm=False)
 
 
 @pytest.mark.parametrize("root", ["model.language_model", "language_model.model"])

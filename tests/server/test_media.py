@@ -209,8 +209,11 @@ def test_options_of_the_processor(server: Server) -> None:
 
 def test_the_cache_is_emptied(server: Server) -> None:
     named = {"image_url": {"url": url_of(IMAGES[0])}, "type": "image_url", "uuid": "kept"}
-    assert asked(server, named, "w4").status_code == 200
+    known = {**named, "image_url": None}
+    assert text_of(asked(server, named, "w4")) == text_of(asked(server, known, "w4"))
     assert httpx.post(f"{server.url}/reset_mm_cache").status_code == 200
+    refused = asked(server, known, "w4")
+    assert refused.status_code == 400 and "in the cache; send it" in refused.text
 
 
 def test_nothing_is_left(server: Server) -> None:

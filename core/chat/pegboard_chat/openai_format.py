@@ -117,7 +117,7 @@ def _read_part(part: Any, path: str) -> str:
         raise wrong(f"{path}.type", "a string", kind)
     if kind not in TEXT_PARTS:
         raise RequestError(
-            f"{path}: parts of type {kind!r} are not supported: the model reads text only",
+            f"{path}: parts of type {kind!r} are not supported",
             parameter=path,
         )
     field = TEXT_PARTS[kind]

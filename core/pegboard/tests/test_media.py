@@ -15,11 +15,12 @@ from pegboard.data.media import MediaItem, MediaSource, take_media
 from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.errors import PluginError, RequestError
+from pegboard.errors import ConfigError, PluginError, RequestError
 from pegboard.front.beam_search import check_beam_prompt
 from pegboard.front.prompt_forms import as_prompt
 from pegboard.front.prompts import RequestBuilder
 from pegboard.interfaces.api import Prompt
+from pegboard.interfaces.multimodal_processor import MediaReaderSetup
 from pegboard.plugins.registry import Registry
 from pegboard_testing.echo_engine import echo_plan
 from pegboard_testing.fake_client import BOS, ByteTokenizer
@@ -184,6 +185,43 @@ def test_a_name_stands_for_an_item_that_is_kept(make_builder: MakeBuilder) -> No
         built(builder, {**named, "multi_modal_uuids": {"image": ["a", "b"]}})
 
 
+def test_one_name_for_items_of_different_sizes(make_builder: MakeBuilder) -> None:
+    """The engine takes them for different items, because it has made other rows of the first."""
+    builder = make_builder(mm_processor_cache_gb=0)
+    first, second = (
+        built(builder, {**data("<i>", [value]), "multi_modal_uuids": {"image": ["cat"]}}).media[0]
+        for value in ("ab", "abcd")
+    )
+    assert first.digest != second.digest
+
+
+def test_the_reader_gets_the_settings(make_builder: MakeBuilder) -> None:
+    builder = make_builder(
+        allowed_media_domains=["example.com"],
+        allowed_local_media_path="/pictures",
+        media_io_kwargs={"video": {"num_frames": 3}},
+    )
+    assert builder._media._reader.setup == MediaReaderSetup(  # type: ignore[union-attr]
+        domains=("example.com",),
+        local_path="/pictures",
+        options={"video": {"num_frames": 3}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"img": 2}, "has 'img'; expected image, audio, video"),
+        ({"image": "two"}, "gives 'two' for image"),
+        ({"image": -1}, "from 0 on"),
+        ({"image": {"count": 1.5}}, "expected a number of items"),
+    ],
+)
+def test_wrong_limits(make_builder: MakeBuilder, limits: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make_builder(limit_mm_per_prompt=limits)
+
+
 def test_the_cache_can_be_emptied(make_builder: MakeBuilder) -> None:
     builder = make_builder()
     processor = builder._media._processor  # type: ignore[union-attr]
@@ -290,6 +328,8 @@ def test_media_are_taken_out_of_messages() -> None:
         {"role": "system", "content": "plain"},
         {"role": "user", "content": [image, text, sound]},
     ]
+    known = {"type": "image_url", "image_url": None, "uuid": "k"}
+    messages.append({"role": "user", "content": [known]})
     taken, sources = take_media(messages, {"image": "<i>", "audio": "<a>"})
     assert taken[0] is messages[0]
     assert taken[1]["content"] == [
@@ -301,6 +341,7 @@ def test_media_are_taken_out_of_messages() -> None:
     assert sources == [
         MediaSource(modality="image", value="data:x", uuid="u", path=f"{path}[0]"),
         MediaSource(modality="audio", value="data:audio/mp3;base64,AAA=", path=f"{path}[2]"),
+        MediaSource(modality="image", value=None, uuid="k", path="messages[2].content[0]"),
     ]
 
 

@@ -10,10 +10,49 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
+from pegboard_testing.contract_multimodal_processor import random_image
 
 LETTERS = ["<unk>", "a"]
+MOST = 150
+"""The longest side of images in these tests."""
+THINNEST = 50
+"""How many times a side may be as long as the other. Peers fail for thinner images."""
+
+
+def random_images() -> Any:
+    """Return a strategy that makes images of random pixels and sizes."""
+    from hypothesis import strategies as st
+
+    sides = st.tuples(st.integers(1, MOST), st.integers(1, MOST), st.integers(0, 99))
+    usable = sides.filter(lambda drawn: max(drawn[:2]) <= THINNEST * min(drawn[:2]))
+    return usable.map(lambda drawn: random_image(*drawn))
+
+
+def check_image(theirs: Any, ours: Any, mark: str, image: Any, *, is_batched: bool) -> Any:
+    """Check that our processor makes the pixels and tokens that transformers' makes, and return
+    what ours made. mark: stands for the image. is_batched: the pixels of transformers' have one
+    more dimension."""
+    expected = theirs(images=image, text=f"a {mark} a", return_tensors="np")
+    processed = ours.process("image", image, {})
+    pixels = expected["pixel_values"]
+    np.testing.assert_array_equal(
+        processed.arrays["pixel_values"], pixels[0] if is_batched else pixels
+    )
+    assert processed.arrays["pixel_values"].dtype == np.float32
+    (a,) = theirs.tokenizer.encode("a")
+    assert [a, *processed.token_ids, a] == expected["input_ids"][0].tolist()
+    assert processed.is_row.tolist() == [token == ours.token for token in processed.token_ids]
+    return processed
+
+
+def check_placeholder(theirs: Any, ours: Any) -> None:
+    """Check that the placeholder's text has its tokens."""
+    placeholder = ours.placeholder("image")
+    assert tuple(theirs.tokenizer.encode(placeholder.text)) == placeholder.token_ids
 
 
 def word_tokenizer(special: Sequence[str]) -> Any:

@@ -111,6 +111,8 @@ def _source(part: Mapping[str, Any], modality: str, path: str) -> MediaSource:
     uuid = part.get("uuid")
     if uuid is not None and (not isinstance(uuid, str) or not uuid):
         raise MalformedRequest(f"{path}: uuid must be a string, got {brief(uuid)}", parameter=path)
+    if value is None and uuid is not None:  # the item is known
+        return MediaSource(modality=modality, value=None, uuid=uuid, path=path)
     if kind == "input_audio":
         value = _audio(value, path)
     elif kind.endswith("_url"):

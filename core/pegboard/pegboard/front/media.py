@@ -21,6 +21,7 @@ from pegboard.interfaces.multimodal_processor import (
     Placeholder,
     Processed,
 )
+from pegboard.plan.media import most_items
 from pegboard.plugins.importing import import_part
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from pegboard.plugins.registry import Registry
 
 GIB = 2**30
-DEFAULT_COUNT = 999
-"""How many items of a modality a prompt may have if limit_mm_per_prompt does not say (as vLLM)."""
 
 
 class Expanded(NamedTuple):
@@ -42,7 +41,8 @@ class Expanded(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A processed item. runs: (first token, number) of those that are rows."""
+    """A processed item. digest: has the number of rows, because a client may give one name to items
+    of different sizes. runs: (first token, number) of the tokens that are rows."""
 
     digest: str
     token_ids: list[int]
@@ -72,7 +72,9 @@ class MediaInputs:
         self._options = dict(engine.mm_processor_kwargs or {})
         setup = MultiModalProcessorSetup(plan.checkpoint, tokenizer)
         self._processor = registry.build(entry, setup)
-        self._limits = {name: _limit(engine.limit_mm_per_prompt, name) for name in spec.modalities}
+        self._limits = {
+            name: most_items(engine.limit_mm_per_prompt, name) for name in spec.modalities
+        }
         with blame(entry.id):
             self._placeholders: dict[str, Placeholder] = {
                 name: expect(
@@ -81,6 +83,7 @@ class MediaInputs:
                 for name in spec.modalities
                 if self._limits[name]
             }
+            self._firsts = {each.token_ids[0] for each in self._placeholders.values()}
             self.texts = {name: each.text for name, each in self._placeholders.items()}
             reader = import_part(entry, spec.reader, "reader")
             self._reader = reader(
@@ -114,13 +117,12 @@ class MediaInputs:
         expanded: list[int] = []
         items: list[MediaItem] = []
         placed: list[PlacedItem] = []
-        place = 0
-        while place < len(token_ids):
+        done = 0
+        for place in [i for i, token in enumerate(token_ids) if token in self._firsts]:
             modality = self._modality_at(token_ids, place)
-            if modality is None:
-                expanded.append(token_ids[place])
-                place += 1
+            if modality is None or place < done:
                 continue
+            expanded += token_ids[done:place]
             if not waiting[modality]:
                 raise self._wrong_number(modality, counts[modality], "more")
             ready = self._ready(waiting[modality].pop(0), prompt)
@@ -129,7 +131,8 @@ class MediaInputs:
             items.append(MediaItem(modality, ready.digest, places, ready.arrays))
             expanded += ready.token_ids
             placed.append(PlacedItem(modality, start, len(expanded), ready.facts))
-            place += len(self._placeholders[modality].token_ids)
+            done = place + len(self._placeholders[modality].token_ids)
+        expanded += token_ids[done:]
         for modality, rest in waiting.items():
             if rest:
                 raise self._wrong_number(modality, counts[modality], "fewer")
@@ -154,9 +157,7 @@ class MediaInputs:
     def _modality_at(self, token_ids: Sequence[int], place: int) -> str | None:
         for name, placeholder in self._placeholders.items():
             target = placeholder.token_ids
-            if token_ids[place] == target[0] and (
-                len(target) == 1 or tuple(token_ids[place : place + len(target)]) == target
-            ):
+            if tuple(token_ids[place : place + len(target)]) == target:
                 return name
         return None
 
@@ -198,7 +199,7 @@ class MediaInputs:
             if error.parameter is not None:
                 raise
             raise RequestError(f"{source.path}: {error}", parameter=source.path) from error
-        self._cache.put(ready)
+        self._cache.put(digest, ready)
         return ready
 
 
@@ -217,11 +218,11 @@ class ProcessorCache:
                 self._items.move_to_end(digest)
             return ready
 
-    def put(self, ready: Ready) -> None:
+    def put(self, digest: str, ready: Ready) -> None:
         with self._lock:
-            before = self._items.pop(ready.digest, None)
+            before = self._items.pop(digest, None)
             self._room += 0 if before is None else _size(before)
-            self._items[ready.digest] = ready
+            self._items[digest] = ready
             self._room -= _size(ready)
             while self._room < 0:
                 self._room += _size(self._items.popitem(last=False)[1])
@@ -261,10 +262,5 @@ def _ready_of(digest: str, processed: Processed) -> Ready:
         name: MediaArray(array.tobytes(), str(array.dtype), array.shape)
         for name, array in processed.arrays.items()
     }
-    return Ready(digest, token_ids, runs, arrays, processed.facts)
-
-
-def _limit(limits: Mapping[str, Any], modality: str) -> int:
-    """Return how many items of a modality a prompt may have."""
-    value = limits.get(modality, DEFAULT_COUNT)
-    return int(value.get("count", DEFAULT_COUNT) if isinstance(value, Mapping) else value)
+    num_rows = sum(count for _, count in runs)
+    return Ready(f"{digest}-{num_rows}", token_ids, runs, arrays, processed.facts)

@@ -52,21 +52,16 @@ class Rope(Layer):
         cos = (angles.cos() * self.magnitude).to(self.build.device)
         sin = (angles.sin() * self.magnitude).to(self.build.device)
 
-        def forward(positions: Tensor, *others: Tensor) -> Rotation:
-            if not others:
-                return cos[positions], sin[positions]
-            axes = (positions, *others)
-            return _of_axes(tables[0], axes), _of_axes(tables[1], axes)
+        self.forward = lambda positions: (cos[positions], sin[positions])
+        if self.axes is not None and self.build.declared.axes:
+            count = len(self.build.declared.axes)
+            tables = [_by_axis(table, self.axes, count) for table in (cos, sin)]
+            self.forward = lambda *axes: (_of_axes(tables[0], axes), _of_axes(tables[1], axes))
 
-        tables = [self._by_axis(table) for table in (cos, sin)]
-        self.forward = forward
 
-    def _by_axis(self, table: Tensor) -> list[Tensor]:
-        """Return one table for each axis: zero where pairs of channels follow another one."""
-        if self.axes is None:
-            return []
-        axes = self.axes.to(table.device)
-        return [table * (axes == axis) for axis in range(int(axes.max()) + 1)]
+def _by_axis(table: Tensor, axes: Tensor, count: int) -> list[Tensor]:
+    """Return one table for each axis: zero where pairs of channels follow another one."""
+    return [table * (axes.to(table.device) == axis) for axis in range(count)]
 
 
 def _of_axes(tables: Sequence[Tensor], axes: Sequence[Tensor]) -> Tensor:

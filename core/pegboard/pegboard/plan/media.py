@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pegboard.config.schema import Settings
+from pegboard.errors import ConfigError, brief
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.log import get_logger
@@ -10,12 +14,35 @@ from pegboard.plugins.registry import Registry
 
 log = get_logger(__name__)
 
+MODALITIES = ("image", "audio", "video")
+DEFAULT_COUNT = 999
+"""How many items of a modality a prompt may have if limit_mm_per_prompt does not say (as vLLM)."""
+
+
+def most_items(limits: Mapping[str, Any], modality: str) -> int:
+    """Return how many items of a modality a prompt may have. limits: limit_mm_per_prompt. Raises
+    ConfigError for a wrong form."""
+    if unknown := sorted(set(limits) - set(MODALITIES)):
+        raise ConfigError(
+            f"limit_mm_per_prompt has {unknown[0]!r}; expected {', '.join(MODALITIES)}"
+        )
+    value = limits.get(modality, DEFAULT_COUNT)
+    count = value.get("count", DEFAULT_COUNT) if isinstance(value, Mapping) else value
+    if type(count) is not int or count < 0:
+        raise ConfigError(
+            f"limit_mm_per_prompt gives {brief(value)} for {modality}; expected a number of items "
+            'from 0 on, or {"count": number}'
+        )
+    return count
+
 
 def choose_processor(
     registry: Registry, settings: Settings, flags: frozenset[str], checkpoint: Checkpoint
 ) -> str | None:
     """Return the qualified name of the model's processor, or None if the engine takes only text.
-    flags: of the model's spec."""
+    flags: of the model's spec. Raises ConfigError for wrong limits."""
+    for modality in MODALITIES:
+        most_items(settings.engine.limit_mm_per_prompt, modality)
     if "multimodal" not in flags or settings.engine.skip_tokenizer_init:
         return None
     kind = "multimodal_processor"

@@ -44,8 +44,12 @@ class GivenRows:
             modalities.setdefault(item.modality, []).append(item)
         for modality, items in modalities.items():
             arrays = [self._tensors(item.arrays) for item in items]
-            rows = self.model.encode(modality, arrays)
-            self.encoded |= {item.digest: each for item, each in zip(items, rows, strict=True)}
+            for item, rows in zip(items, self.model.encode(modality, arrays), strict=True):
+                if len(rows) != item.num_rows:
+                    raise ValueError(
+                        f"encode() returned {len(rows)} rows for {item.num_rows} placeholders"
+                    )
+                self.encoded[item.digest] = rows
 
     def _tensors(self, arrays: Mapping[str, MediaArray]) -> dict[str, Tensor]:
         tensors = {}
@@ -76,7 +80,8 @@ class GivenRows:
         return any(
             start < span.stop and span.start < start + count
             for row, start, count in zip(batch.rows.tolist(), starts, counts, strict=True)
-            for span in self.spans.get(row, ())
+            if row in self.spans and start < self.spans[row][-1].stop
+            for span in self.spans[row]
         )
 
     def collect(self, batch: Batch, inputs: StepInputs) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from pegboard.errors import ConfigError
+from pegboard.installed import Entry
 from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan, State
 from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.quantization import QuantizationMethod, QuantizationNeed, QuantizationSetup
@@ -70,16 +71,9 @@ class LoadedModel:
         self.inputs: InputBuilder | None = None
         self.replaced: Checkpoint | None = None
         self.build = self._build(lora, layers, taps)
-        registry = setup.registry
-        need = Need(platform=setup.platform_name)
-        self.entry = registry.choose("model", need, keys=checkpoint.architectures).require()
-        if self.build.tensor.size > 1 and "tensor_parallel" not in registry.spec(self.entry).flags:
-            raise ConfigError(
-                f"{self.entry.id} cannot divide its layers among ranks; use tensor_parallel_size=1"
-            )
-        implementation = registry.load(self.entry)
-        self.model: Any = registry.checked(
-            self.entry, implementation(checkpoint.config, self.build), None
+        self.model: Any
+        self.entry, self.model = self._model(
+            checkpoint.architectures, checkpoint.config, self.build
         )
         if self.build.stage.count > 1 and not self.build.declared.has_stack:
             raise ConfigError(
@@ -128,11 +122,20 @@ class LoadedModel:
 
     def _language_model(self, config: Mapping[str, Any], build: Build) -> Any:
         """Build a part of the model that has an architecture of its own."""
-        names = tuple(read(config, "architectures", list[str]) or ())
+        return self._model(tuple(read(config, "architectures", list[str]) or ()), config, build)[1]
+
+    def _model(
+        self, architectures: tuple[str, ...], config: Mapping[str, Any], build: Build
+    ) -> tuple[Entry, Any]:
+        """Build a model of one of these architectures. Return its plugin as well."""
         registry = self.setup.registry
         need = Need(platform=self.setup.platform_name)
-        entry = registry.choose("model", need, keys=names).require()
-        return registry.checked(entry, registry.load(entry)(config, build), None)
+        entry = registry.choose("model", need, keys=architectures).require()
+        if build.tensor.size > 1 and "tensor_parallel" not in registry.spec(entry).flags:
+            raise ConfigError(
+                f"{entry.id} cannot divide its layers among ranks; use tensor_parallel_size=1"
+            )
+        return entry, registry.checked(entry, registry.load(entry)(config, build), None)
 
     def _quantization(self, stored: Any, asked: str | None) -> QuantizationMethod:
         """Return the quantization method that the checkpoint names, or the user's choice for a

@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import transformers
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pegboard_model_idefics3.processor import Idefics3Processor
 from pegboard_model_idefics3.sizes import IMAGE_TOKEN
 from PIL import Image
@@ -20,8 +18,14 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_multimodal_processor import random_image
-from pegboard_testing.media_peers import idefics3_processor, image_setup, word_tokenizer
+from pegboard_testing.media_peers import (
+    check_image,
+    check_placeholder,
+    idefics3_processor,
+    image_setup,
+    random_images,
+    word_tokenizer,
+)
 
 SIDE = 20
 GRID = 4
@@ -69,22 +73,12 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, A
     return theirs, Idefics3Processor(None, setup_of(folder, special, scale_factor=scale))
 
 
-@given(st.integers(1, 150), st.integers(1, 150), st.integers(0, 99))
+@given(random_images())
 @settings(max_examples=40, deadline=None)
-def test_images_of_any_size(pair: Any, width: int, height: int, seed: int) -> None:
-    theirs, ours = pair
-    if 50 * min(width, height) < max(width, height):
-        return
-    image = random_image(width, height, seed)
-    expected = theirs(images=image, text="a <image> a", return_tensors="np")
-    found = ours.process("image", image, {})
-    np.testing.assert_array_equal(found.arrays["pixel_values"], expected["pixel_values"][0])
-    assert found.arrays["pixel_values"].dtype == np.float32
-    assert expected["pixel_attention_mask"].all()
-    (a,) = theirs.tokenizer.encode("a")
-    assert [a, *found.token_ids, a] == expected["input_ids"][0].tolist()
-    assert found.is_row.tolist() == [token == ours.token for token in found.token_ids]
-    assert found.is_row.sum() == len(found.arrays["pixel_values"]) * theirs.image_seq_len
+def test_images_of_any_size(pair: Any, image: Any) -> None:
+    processed = check_image(*pair, MARK, image, is_batched=True)
+    num_rows = len(processed.arrays["pixel_values"]) * pair[0].image_seq_len
+    assert processed.is_row.sum() == num_rows
 
 
 @pytest.mark.parametrize(("height", "width"), [(0, 0), (1, 2), (3, 1), (4, 4)])
@@ -95,8 +89,7 @@ def test_the_text_of_smolvlm(tmp_path: Path, height: int, width: int) -> None:
 
 
 def test_the_placeholder(pair: Any) -> None:
-    found = pair[1].placeholder("image")
-    assert tuple(pair[0].tokenizer.encode(found.text)) == found.token_ids
+    check_placeholder(*pair)
 
 
 def test_splitting_is_an_option(tmp_path: Path) -> None:

@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import transformers
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pegboard_model_internvl.processor import InternVLProcessor
 from pegboard_model_internvl.sizes import IMAGE_TOKEN
 from PIL import Image
@@ -20,8 +18,14 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_multimodal_processor import random_image
-from pegboard_testing.media_peers import image_setup, internvl_processor, word_tokenizer
+from pegboard_testing.media_peers import (
+    check_image,
+    check_placeholder,
+    image_setup,
+    internvl_processor,
+    random_images,
+    word_tokenizer,
+)
 
 SIDE = 20
 GRID = 4
@@ -65,25 +69,14 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, A
     return theirs, InternVLProcessor(None, setup_of(folder, downsample_ratio=ratio))
 
 
-@given(st.integers(1, 150), st.integers(1, 150), st.integers(0, 99))
+@given(random_images())
 @settings(max_examples=40, deadline=None)
-def test_images_of_any_size(pair: Any, width: int, height: int, seed: int) -> None:
-    theirs, ours = pair
-    if 50 * min(width, height) < max(width, height):
-        return
-    image = random_image(width, height, seed)
-    expected = theirs(images=image, text="a <IMG_CONTEXT> a", return_tensors="np")
-    found = ours.process("image", image, {})
-    np.testing.assert_array_equal(found.arrays["pixel_values"], expected["pixel_values"])
-    assert found.arrays["pixel_values"].dtype == np.float32
-    (a,) = theirs.tokenizer.encode("a")
-    assert [a, *found.token_ids, a] == expected["input_ids"][0].tolist()
-    assert found.is_row.tolist() == [token == ours.token for token in found.token_ids]
+def test_images_of_any_size(pair: Any, image: Any) -> None:
+    check_image(*pair, "<IMG_CONTEXT>", image, is_batched=False)
 
 
 def test_the_placeholder(pair: Any) -> None:
-    found = pair[1].placeholder("image")
-    assert tuple(pair[0].tokenizer.encode(found.text)) == found.token_ids
+    check_placeholder(*pair)
 
 
 @pytest.mark.parametrize(

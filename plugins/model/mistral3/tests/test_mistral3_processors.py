@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import transformers
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pegboard_model_llava.processor import LlavaProcessor, llava_processor
 from pegboard_model_mistral3.processor import Mistral3Processor
 from PIL import Image
@@ -21,8 +19,14 @@ from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
 from pegboard_models.pixtral_images import PixtralProcessor
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_multimodal_processor import random_image
-from pegboard_testing.media_peers import image_setup, pixtral_processor, word_tokenizer
+from pegboard_testing.media_peers import (
+    check_image,
+    check_placeholder,
+    image_setup,
+    pixtral_processor,
+    random_images,
+    word_tokenizer,
+)
 
 MARKS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 PATCH = 5
@@ -55,25 +59,14 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, A
     return theirs, kind(None, setup_of(folder, **config))
 
 
-@given(st.integers(1, 150), st.integers(1, 150), st.integers(0, 99))
+@given(random_images())
 @settings(max_examples=40, deadline=None)
-def test_images_of_any_size(pair: Any, width: int, height: int, seed: int) -> None:
-    theirs, ours = pair
-    if 50 * min(width, height) < max(width, height):
-        return
-    image = random_image(width, height, seed)
-    expected = theirs(images=image, text="a [IMG] a", return_tensors="np")
-    found = ours.process("image", image, {})
-    np.testing.assert_array_equal(found.arrays["pixel_values"], expected["pixel_values"][0])
-    assert found.arrays["pixel_values"].dtype == np.float32
-    (a,) = theirs.tokenizer.encode("a")
-    assert [a, *found.token_ids, a] == expected["input_ids"][0].tolist()
-    assert found.is_row.tolist() == [token == ours.token for token in found.token_ids]
+def test_images_of_any_size(pair: Any, image: Any) -> None:
+    check_image(*pair, "[IMG]", image, is_batched=True)
 
 
 def test_the_placeholder(pair: Any) -> None:
-    found = pair[1].placeholder("image")
-    assert tuple(pair[0].tokenizer.encode(found.text)) == found.token_ids
+    check_placeholder(*pair)
 
 
 def test_the_processor_suits_the_tower(tmp_path: Path) -> None:
