@@ -34,7 +34,7 @@ HOLDS_V4 = tuple(map(IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96")))
 
 def is_public(text: str) -> bool:
     """Return whether a numeric address belongs to the public internet. An IPv6 address that stands
-    for an IPv4 address counts as that one. What is no address is not public."""
+    for an IPv4 address counts as that one. Any other text is not public."""
     try:
         address = ip_address(text)
     except ValueError:

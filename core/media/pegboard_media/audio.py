@@ -57,7 +57,7 @@ def decode_audio(content: bytes) -> tuple[np.ndarray, int]:
     except Unusable:
         raise
     except Exception as error:
-        raise Unusable("is no audio file that soundfile decodes, or is damaged") from error
+        raise Unusable("is not audio that soundfile can decode, or it is damaged") from error
     return checked(np.concatenate(blocks) if blocks else np.empty(0, np.float32)), rate
 
 

@@ -21,7 +21,7 @@ def read_data_url(url: str) -> bytes:
     comma = url.find(",", 0, MAX_HEADER_CHARS)
     header = HEADER.fullmatch(url[len("data:") : comma]) if comma >= 0 else None
     if header is None:
-        raise Unusable("is no data: URL; expected data:<type>/<subtype>;base64,<data>")
+        raise Unusable("is not a data: URL; expected data:<type>/<subtype>;base64,<data>")
     if len(url) - comma > 3 * MAX_BYTES:
         raise Unusable(f"is larger than {MAX_BYTES} bytes")
     content = unquote_to_bytes(url[comma + 1 :])

@@ -30,4 +30,4 @@ class Fetcher:
             return read_local(url, self._local_path)
         if scheme in ("http", "https"):
             return self._web.fetch(url)
-        raise Unusable("is no URL that can be read; expected data:, http:, https: or file:")
+        raise Unusable("is not a URL that can be read; expected data:, http:, https: or file:")

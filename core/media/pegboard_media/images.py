@@ -28,7 +28,7 @@ def decode_image(content: bytes, background: Color) -> Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise Unusable(f"has more than {MAX_PIXELS} pixels") from error
     except UnidentifiedImageError as error:
-        raise Unusable(f"is none of {', '.join(FORMATS)}, or is damaged") from error
+        raise Unusable(f"is damaged, or not one of {', '.join(FORMATS)}") from error
     except Unusable:
         raise
     except Exception as error:

@@ -39,7 +39,7 @@ def decode_video(content: bytes, num_frames: int, fps: float | None) -> tuple[np
     except Unusable:
         raise
     except Exception as error:
-        raise Unusable("is no video that av decodes, or is damaged") from error
+        raise Unusable("is not a video that av can decode, or it is damaged") from error
     if not frames:
         raise Unusable("has no frames that can be decoded")
     return np.stack(frames), rate * len(wanted) / total

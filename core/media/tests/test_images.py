@@ -57,7 +57,7 @@ def test_formats(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["EPS", "PDF", "PPM", "TGA", "ICO", "ICNS", "PCX"])
 def test_other_formats_are_not_tried(name: str) -> None:
-    with pytest.raises(RequestError, match="is none of PNG, JPEG"):
+    with pytest.raises(RequestError, match="not one of PNG, JPEG"):
         read(saved(picture(), name))
 
 

@@ -249,7 +249,7 @@ def test_the_decoder_knows_the_limit_of_a_frame(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(video, "check_frames", lambda width, height, count: None)
     assert len(read("video", FILM)[0]) == 3
     monkeypatch.setattr(video, "MAX_PIXELS", 16 * 32 - 1)
-    with pytest.raises(RequestError, match="is no video"):
+    with pytest.raises(RequestError, match="is not a video"):
         read("video", FILM)
 
 
@@ -278,7 +278,7 @@ def test_files_that_name_other_files_are_refused(text: str, tmp_path: Any) -> No
     path = tmp_path / "film.mkv"
     path.write_bytes(film(3))
     for name in (str(path), path.as_uri()):
-        with pytest.raises(RequestError, match="is no video"):
+        with pytest.raises(RequestError, match="is not a video"):
             read("video", text.format(name).encode())
 
 
