@@ -46,16 +46,18 @@ class MediaItem(msgspec.Struct, frozen=True):
     """One item. modality: "image", "audio" or "video". digest: of what the item is and how it was
     processed; items with the same digest have the same rows. places: (first position, number) of
     the positions in the prompt whose rows the model's `encode` makes, in the order of the rows.
-    arrays: what `encode` gets."""
+    arrays: what `encode` gets. num_cross_rows: set if the item is not in the prompt, and cross
+    attention reads its rows instead. Its place is then the first token, which needs them first."""
 
     modality: str
     digest: str
     places: tuple[tuple[int, int], ...]
     arrays: Mapping[str, MediaArray]
+    num_cross_rows: int = 0
 
     @property
     def num_rows(self) -> int:
-        return sum(count for _, count in self.places)
+        return self.num_cross_rows or sum(count for _, count in self.places)
 
     @property
     def start(self) -> int:

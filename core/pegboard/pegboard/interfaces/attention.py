@@ -89,7 +89,14 @@ class State(msgspec.Struct, frozen=True, tag=True):
     draft_states: int = 0
 
 
-Retain = Full | Window | Chunk | State
+class Encoder(msgspec.Struct, frozen=True, tag=True):
+    """The layer stores the output of an encoder and not the tokens of the prompt: at most `tokens`
+    rows, from the request's first step until its end."""
+
+    tokens: int
+
+
+Retain = Full | Window | Chunk | State | Encoder
 
 
 class KVTensor(msgspec.Struct, frozen=True):
@@ -207,6 +214,11 @@ class AttentionLayer:
     all tokens of the request, so they need not be stored. latent: set for latent attention.
     Such a layer has one KV head, head_dim = C + R and value_dim = C.
 
+    encoder_tokens: of cross attention, the most rows that the output of the encoder has (Vaswani et
+    al. 2017, section 3.2.3). A token attends to all rows of its request. They are stored by a call
+    of their own, whose results nobody reads. In a step, every token is a row with one token, its
+    seq_len is the number of rows, and no slot is written.
+
     sinks: float32 [H], written in place when weights are loaded. The softmax of head h has one more
     score, sinks[h], whose value is zero (OpenAI 2025, gpt-oss). soft_cap does not change it.
 
@@ -236,6 +248,7 @@ class AttentionLayer:
     latent: Latent | None = field(default=None, compare=False)
     exact_keys: bool = False
     encoder: bool = False
+    encoder_tokens: int | None = None
     k_scale: "Tensor | None" = field(default=None, compare=False)
     v_scale: "Tensor | None" = field(default=None, compare=False)
     is_part: bool = False
@@ -245,6 +258,8 @@ class AttentionLayer:
         """What later tokens still read of the layer's cache."""
         if self.encoder:
             return Full()
+        if self.encoder_tokens is not None:
+            return Encoder(self.encoder_tokens)
         if self.chunk is not None:
             return Chunk(self.chunk)
         return Full() if self.window is None else Window(self.window)

@@ -21,10 +21,11 @@ class ModelSpec(Spec):
     flags: "encoder" = tokens attend to those after them, too. A prompt is computed in one step,
     nothing is cached, and the model makes vectors and no text. "classifier" = `logits` returns one
     number for each class, of rows that the pooler made. "tensor_parallel" = ranks can divide its
-    layers. "multimodal" = it is a `MultiModal`.
+    layers. "multimodal" = it is a `MultiModal`. "encoder_decoder" = it is an
+    `EncoderDecoder`, and each prompt has one item, which it encodes.
     """
 
-    FLAGS = frozenset({"encoder", "classifier", "tensor_parallel", "multimodal"})
+    FLAGS = frozenset({"encoder", "classifier", "tensor_parallel", "multimodal", "encoder_decoder"})
 
 
 class Model(Protocol):
@@ -63,3 +64,12 @@ class MultiModal(Protocol):
         """Return the rows of each item: [n, width of the rows of `embed`]. items: the arrays that
         the processor made of each, on the model's device. Rows do not depend on which items are
         encoded together."""
+
+
+class EncoderDecoder(MultiModal, Protocol):
+    """An addition to the Model: its layers attend to what its encoder makes of an item. They
+    declare attention with `encoder_tokens`."""
+
+    def store_encoded(self, rows: "Tensor") -> None:
+        """Store the keys and values of an item's rows [n, width], which `encode` made: call the
+        attention of every such layer with them. The queries do not matter."""

@@ -57,7 +57,8 @@ class MultiModalProcessorSetup:
 @dataclass(frozen=True, slots=True)
 class Placeholder:
     """What stands for an item in a prompt. text: as a chat writes it. token_ids: the tokens of this
-    text that the item's tokens take the place of."""
+    text that the item's tokens take the place of. Both are empty if an encoder-decoder model
+    attends to the item, which then is not in the prompt."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -66,7 +67,8 @@ class Placeholder:
 @dataclass(frozen=True, slots=True)
 class Processed:
     """token_ids: the tokens that take the place of the placeholder. is_row: bool [tokens], those
-    whose embeddings are replaced by the rows that `encode` makes, in their order; None = all.
+    whose embeddings are replaced by the rows that `encode` makes, in their order; None = all. Of an
+    item that is not in the prompt, only the number of them counts.
     arrays: what `encode` gets. facts: plain values that `inputs` gets."""
 
     token_ids: Sequence[int]

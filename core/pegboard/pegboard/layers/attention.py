@@ -22,7 +22,7 @@ class Attention(Layer):
     layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in
     tokens, including the current one. rope: if given, q and k are first rotated by the step's
     rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at build.path. chunk, exact_keys,
-    encoder: see AttentionLayer. Each rank has its share of the heads.
+    encoder, encoder_tokens: see AttentionLayer. Each rank has its share of the heads.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Attention(Layer):
         value_dim: int | None = None,
         exact_keys: bool = False,
         encoder: bool = False,
+        encoder_tokens: int | None = None,
     ) -> None:
         super().__init__(build)
         if layer_index in build.declared.attention:
@@ -80,6 +81,7 @@ class Attention(Layer):
             value_dim=value_dim,
             exact_keys=exact_keys,
             encoder=encoder,
+            encoder_tokens=encoder_tokens,
         )
         build.declared.attention[layer_index] = self.spec
 

@@ -36,6 +36,35 @@ def most_items(limits: Mapping[str, Any], modality: str) -> int:
     return count
 
 
+def with_encoder(
+    settings: Settings, flags: frozenset[str], checkpoint: Checkpoint
+) -> Settings:
+    """Return the settings that an encoder-decoder model needs. flags: of the model's spec. Raises
+    ConfigError for what such a model cannot do."""
+    if "encoder_decoder" not in flags:
+        return settings
+    engine = settings.engine
+    name = checkpoint.architectures[0]
+    for setting, is_used in (
+        ("kv_connectors", bool(engine.kv_connectors)),
+        ("max_loras", engine.max_loras > 0),
+        ("pipeline_parallel_size", engine.pipeline_parallel_size > 1),
+        ("decode_context_parallel_size", engine.decode_context_parallel_size > 1),
+        ("prefill_context_parallel_size", engine.prefill_context_parallel_size > 1),
+        ("enable_prefix_caching", _is_set(settings, "enable_prefix_caching")),
+    ):
+        if is_used:
+            raise ConfigError(
+                f"{setting} is not possible with {name}, whose layers attend to the output of an "
+                "encoder; leave it out"
+            )
+    return settings.with_engine(f"the model {name}", enable_prefix_caching=False)
+
+
+def _is_set(settings: Settings, name: str) -> bool:
+    return name in settings.sources and bool(getattr(settings.engine, name))
+
+
 def choose_processor(
     registry: Registry, settings: Settings, flags: frozenset[str], checkpoint: Checkpoint
 ) -> str | None:

@@ -24,6 +24,7 @@ _LENGTH_KEYS = (
     "seq_length",
     "max_sequence_length",
     "n_ctx",
+    "max_target_positions",
 )
 _ROPE_NUMBERS = {
     *(

@@ -19,6 +19,7 @@ from pegboard.interfaces.attention import (
     AttentionLayer,
     AttentionNeed,
     AttentionSetup,
+    Encoder,
     KVCacheSpec,
     KVPlan,
 )
@@ -191,9 +192,14 @@ class AttentionGroups:
                         layer, k_scale=layer_of_cache.k_scale, v_scale=layer_of_cache.v_scale
                     )
                     members.setdefault(self.entries[index], []).append(scaled)
+            setup = self.setup
+            if isinstance(group.spec.retain, Encoder):  # every token is a row
+                limits = setup.limits
+                limits = replace(limits, max_num_seqs=limits.max_num_batched_tokens)
+                setup = replace(setup, limits=limits)
             for entry, attention_layers in members.items():
                 parts = [self.context.as_part(layer) for layer in attention_layers]
-                backend = self.registry.build(entry, replace(self.setup, layers=tuple(parts)))
+                backend = self.registry.build(entry, replace(setup, layers=tuple(parts)))
                 backend.attach(views, group.num_slots)
                 self.backends.append((group_index, backend))
                 for layer, part in zip(attention_layers, parts, strict=True):

@@ -107,6 +107,8 @@ class GivenRows:
 
 def _media(new: NewRequest) -> Iterator[Span]:
     for item in new.media:
+        if item.num_cross_rows:
+            continue
         first = 0
         for start, count in item.places:
             yield Span(start, start + count, item.digest, first)

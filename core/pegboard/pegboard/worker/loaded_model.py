@@ -7,10 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from pegboard.errors import ConfigError
 from pegboard.installed import Entry
-from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan, State
+from pegboard.interfaces.attention import (
+    AttentionInputs,
+    AttentionNeed,
+    AttentionSetup,
+    KVCacheSpec,
+    KVPlan,
+    State,
+)
 from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.quantization import QuantizationMethod, QuantizationNeed, QuantizationSetup
 from pegboard.interfaces.spec import Need
@@ -310,6 +318,14 @@ class LoadedModel:
         """Give a step to the attention backends."""
         for group, backend in self.attention.backends:
             backend.plan(inputs.groups[group])
+
+    def store_encoded(self, rows: Tensor, steps: Mapping[int, AttentionInputs]) -> None:
+        """Write the output of an encoder [n, width] to the KV cache. steps: KV group → where it is
+        stored."""
+        for group, backend in self.attention.backends:
+            if group in steps:
+                backend.plan(steps[group])
+        self.model.store_encoded(rows)
 
     def record(self, replay: Replay) -> list[str]:
         """Record the stages, after a first step. Returns the reasons why some of them run

@@ -196,6 +196,8 @@ class ModelRunner:
         self.state.append_blocks(batch)
         if len(batch.copy_blocks):
             self._copy_blocks(batch.copy_blocks)
+        for new in batch.new if self.inputs.cross else ():
+            self._store_encoded(new)
 
     def _remove(self, rows: np.ndarray) -> None:
         self.state.remove(rows)
@@ -213,6 +215,14 @@ class ModelRunner:
         if (new.prompt_embeds or new.media) and stage.is_first:
             self.given.add(new)
         self.ending.add(new)
+
+    def _store_encoded(self, new: NewRequest) -> None:
+        """Store what cross attention reads, at the begin of a request."""
+        if new.num_computed_tokens:
+            return  # it shares the blocks of another completion
+        steps = {i: each.storing(new.row, self.parts.device) for i, each in self.inputs.cross.items()}
+        for item in new.media:
+            self.parts.loaded.store_encoded(self.given.encoded[item.digest], steps)
 
     def _copy_blocks(self, copies: np.ndarray) -> None:
         for index, group in enumerate(self.parts.plan.groups):

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from pegboard.data.batch import Batch, NewRequest
-from pegboard.interfaces.attention import AttentionInputs, KVPlan, State
+from pegboard.interfaces.attention import AttentionInputs, Encoder, KVPlan, State
 from pegboard.interfaces.platform import Copies
 from pegboard.worker.adapter_groups import AdapterGroups
 from pegboard.worker.context import Context
+from pegboard.worker.cross_inputs import CrossInputs
 
 ON_DEVICE = -2
 """Replaces a sampled token that so far only the device knows."""
@@ -24,7 +25,8 @@ class RowState:
     """The state of R rows. token_ids [R, capacity]: prompt and outputs, followed by room for
     drafts. declared: input that the model declares → [R, capacity]. num_tokens [R]: number of known
     tokens. block_tables[g] [R, max_blocks of group g] and
-    num_blocks[g] [R]. proposals: draft tokens for the next step."""
+    num_blocks[g] [R]. num_cross_rows: [R], of the encoder's output. proposals: draft tokens for the
+    next step."""
 
     def __init__(
         self, max_num_seqs: int, capacity: int, plan: KVPlan, inputs: Sequence[str] = ()
@@ -33,15 +35,17 @@ class RowState:
         self.declared = {name: np.zeros_like(self.token_ids) for name in inputs}
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
+        self.num_cross_rows = np.ones(max_num_seqs, np.int32)
         self.proposals: dict[int, np.ndarray] = {}
         self.block_tables = []
         self.num_blocks = []
         for group in plan.groups:
             retain = group.spec.retain
+            num_tokens = retain.tokens if isinstance(retain, Encoder) else capacity
             width = (
                 1 + retain.draft_states
                 if isinstance(retain, State)
-                else -(-capacity // group.block_size) + 1
+                else -(-num_tokens // group.block_size) + 1
             )
             self.block_tables.append(np.zeros((max_num_seqs, width), np.int32))
             self.num_blocks.append(np.zeros(max_num_seqs, np.int64))
@@ -57,6 +61,7 @@ class RowState:
             values[row, len(known) :] = known[-1] if len(known) else 0
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = new.num_prompt_tokens
+        self.num_cross_rows[row] = max((item.num_cross_rows for item in new.media), default=1) or 1
         for group, block_ids in enumerate(new.block_ids):
             self.block_tables[group][row, : len(block_ids)] = block_ids
             self.num_blocks[group][row] = len(block_ids)
@@ -208,6 +213,11 @@ class InputBuilder:
             self._buffer(max_rows, table.shape[1], dtype=torch.int32)
             for table in state.block_tables
         ]
+        self.cross = {
+            index: CrossInputs(group, index, state, self._buffer, max_tokens)
+            for index, group in enumerate(plan.groups)
+            if isinstance(group.spec.retain, Encoder)
+        }
         self.logits_index, self.draft_token_ids = self._buffer(max_tokens), self._buffer(max_tokens)
         self.has_adapters = False
         starts = [self._buffer(max_loras + 2, dtype=torch.int32) for _ in range(2)]
@@ -273,7 +283,10 @@ class InputBuilder:
             self.part_lens.array[:num_rows] = self.context.stored(self.seq_lens.array[:num_rows])
             self.num_keys.array[:num_tokens] = self.context.stored(positions + 1)
         for index in range(len(self.plan.groups)):
-            self._place(index, rows, token_rows, positions)
+            if index in self.cross:
+                self.cross[index].fill(token_rows)
+            else:
+                self._place(index, rows, token_rows, positions)
         if one_each and batch.samples.all():
             sampled_rows = rows
             offsets = self.one_each[: num_rows + 1]
@@ -389,6 +402,9 @@ class InputBuilder:
         part_lens = self.part_lens.sent(rows) if self.has_parts else seq_lens
         num_keys = self.num_keys.sent(tokens) if self.has_parts else None
         for index, (slots, tables) in enumerate(zip(self.slots, self.tables, strict=True)):
+            if index in self.cross:
+                groups.append(self.cross[index].send(num_tokens, tokens))
+                continue
             is_part = self.plan.groups[index].spec.ranks > 1
             lens = self.part_lens if is_part else self.seq_lens
             width = tables.array.shape[1] if padded else self._width(index, max_seq_len)

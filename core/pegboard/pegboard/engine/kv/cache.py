@@ -306,7 +306,7 @@ class KVCache:
         return tuple(new)
 
     def _measure(self, blocks: RequestBlocks) -> None:
-        sizes = [len(blocks.tables[i]) * self.rules[i].block_size for i in self._token_groups]
+        sizes = [self.rules[i].capacity(len(blocks.tables[i])) for i in self._token_groups]
         blocks.capacity = min(sizes, default=1 << 60)
 
     def _start(
@@ -355,17 +355,23 @@ class KVCache:
         """Let a completion of n > 1 start from its parent's blocks. The child shares the prompt's
         blocks up to the one with the last prompt token, of which it gets a copy. All its prompt
         tokens except the last count as computed. Return False and change nothing if that is not
-        possible: blocks are short, the parent has dropped blocks that the child needs, or a group
-        stores states."""
+        possible: no token counts as computed, blocks are short, the parent has dropped blocks that
+        the child needs, or a group stores states."""
         num_computed = child.num_prompt_tokens - 1
+        counts = [
+            rule.blocks_needed(num_computed + 1) - rule.num_shared(num_computed)
+            for rule in self.rules
+        ]
         if (
-            not self.can_resume(parent, num_computed)
-            or (fresh := self.pool.take(len(self.rules))) is None
+            not num_computed
+            or not self.can_resume(parent, num_computed)
+            or (taken := self.pool.take(sum(counts))) is None
         ):
             return False
+        fresh = iter(taken)
         blocks = self._blocks[child.key] = RequestBlocks(len(self.rules))
         for index, (rule, shared) in enumerate(zip(self.rules, self.tables(parent), strict=True)):
-            last = num_computed // rule.block_size
+            last = rule.num_shared(num_computed)
             expired = rule.expired(num_computed)
             table = [
                 NULL_BLOCK if i in expired else block_id for i, block_id in enumerate(shared[:last])
@@ -373,10 +379,11 @@ class KVCache:
             self.pool.touch(table)
             blocks.tables[index].extend(table)
             blocks.num_hashed[index] = last
-            if num_computed % rule.block_size:
+            new = [next(fresh) for _ in range(counts[index])]
+            if new and num_computed % rule.block_size:
                 self.pool.touch([shared[last]])
-                self._copies.append((child.key, (index, shared[last], fresh[index])))
-        self._append(blocks, [1] * len(self.rules), fresh)
+                self._copies.append((child.key, (index, shared[last], new[0])))
+        self._append(blocks, counts, taken)
         return True
 
     def checkpoint(self, request: Request, num_computed_tokens: int) -> None:

@@ -26,7 +26,7 @@ import msgspec
 from pegboard.config.limits import Limits
 from pegboard.engine.kv.rules import make_rule
 from pegboard.errors import ConfigError, KVCacheTooSmall
-from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, State
+from pegboard.interfaces.attention import Encoder, KVCacheSpec, KVGroup, KVPlan, State
 
 
 def plan_kv(
@@ -131,10 +131,17 @@ def capacity(plan: KVPlan) -> str:
     or states of requests."""
     if not plan.block_bytes:
         return "none, the model stores no keys and values"
-    tokens = [group.block_size for group in plan.groups if group.spec.unit == "token"]
+    encoders = [group for group in plan.groups if isinstance(group.spec.retain, Encoder)]
+    tokens = [
+        group.block_size
+        for group in plan.groups
+        if group.spec.unit == "token" and group not in encoders
+    ]
     states = [group.spec.retain for group in plan.groups if isinstance(group.spec.retain, State)]
     if not states:
-        return f"{(plan.num_blocks - 1) * min(tokens) // len(tokens):,} tokens"
+        of_encoders = blocks_per_request(msgspec.structs.replace(plan, groups=tuple(encoders)), 1, 1)
+        num_blocks = plan.num_blocks - 1 - of_encoders
+        return f"{num_blocks * min(tokens) // len(tokens):,} tokens"
     every = states[0].checkpoint_every
     states_text = (
         f"states, which the prefix cache keeps every {every} tokens"

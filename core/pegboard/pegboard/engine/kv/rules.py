@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pegboard.interfaces.attention import Chunk, Full, KVGroup, Retain, State, Window
+from pegboard.interfaces.attention import Chunk, Encoder, Full, KVGroup, Retain, State, Window
 
 Find = Callable[[bytes], int | None]
 """Returns the id of the cached block with a hash, within one group, or None."""
@@ -39,6 +39,15 @@ class FullRule:
     def blocks_needed(self, num_tokens: int) -> int:
         """Return how many table entries `num_tokens` tokens need, including dropped ones."""
         return -(-num_tokens // self.block_size)
+
+    def capacity(self, num_blocks: int) -> int:
+        """Return how many tokens of a request fit in a table of `num_blocks` entries."""
+        return num_blocks * self.block_size
+
+    def num_shared(self, num_tokens: int) -> int:
+        """Return how many table entries two requests with the same first `num_tokens` tokens can
+        share, if they write different tokens after them."""
+        return num_tokens // self.block_size
 
     def expired(self, num_computed_tokens: int) -> range:
         """Return the table entries that no later token reads once `num_computed_tokens` tokens are
@@ -181,11 +190,28 @@ class StateRule(FullRule):
         return hashes[num_tokens // self._hash_block_size - 1]
 
 
+class EncoderRule(FullRule):
+    """Has room for all rows that an encoder can make, however many tokens the request has."""
+
+    def blocks_needed(self, num_tokens: int) -> int:
+        return blocks_for(self._retain.tokens, self.block_size)
+
+    def capacity(self, num_blocks: int) -> int:
+        return NEVER
+
+    def num_shared(self, num_tokens: int) -> int:
+        return self.blocks_needed(num_tokens)
+
+    def hit(self, find: Find, hashes: Sequence[bytes], max_tokens: int, alignment: int) -> int:
+        return 0
+
+
 RULES: dict[type[Retain], type[FullRule]] = {
     Full: FullRule,
     Window: WindowRule,
     Chunk: ChunkRule,
     State: StateRule,
+    Encoder: EncoderRule,
 }
 
 
