@@ -1,5 +1,5 @@
-"""What processors of images share. This module does not import torch or transformers, because it is
-loaded in the API process."""
+"""What processors of images and audio share. This module does not import torch or transformers,
+because it is loaded in the API process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,8 @@ def folder_of(checkpoint: Checkpoint) -> Path:
     return checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
 
 
-def processor_values(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what processor_config.json says, {} if there is no such file. Raises ModelError if it
-    is wrong."""
-    path = folder_of(checkpoint) / FILES[1]
-    if not path.is_file():
-        return {}
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a file. Raises ModelError if it is something else."""
     try:
         values = json.loads(path.read_text("utf-8"))
     except ValueError as error:
@@ -37,6 +33,13 @@ def processor_values(checkpoint: Checkpoint) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ModelError(f"{path} has {type(values).__name__}; expected an object")
     return values
+
+
+def processor_values(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what processor_config.json says, {} if there is no such file. Raises ModelError if it
+    is wrong."""
+    path = folder_of(checkpoint) / FILES[1]
+    return json_object(path) if path.is_file() else {}
 
 
 def token_id(tokenizer: "Tokenizer", text: str) -> int:
