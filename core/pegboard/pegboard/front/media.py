@@ -83,7 +83,9 @@ class MediaInputs:
                 for name in spec.modalities
                 if self._limits[name]
             }
-            self._firsts = {each.token_ids[0] for each in self._placeholders.values()}
+            every = self._placeholders.values()
+            self._firsts = {each.token_ids[0] for each in every if each.token_ids}
+            self.feeds_encoder = not all(each.token_ids for each in every)
             self.texts = {name: each.text for name, each in self._placeholders.items()}
             reader = import_part(entry, spec.reader, "reader")
             self._reader = reader(
@@ -100,16 +102,9 @@ class MediaInputs:
         """Return the prompt with its items. token_ids: its tokens, with placeholders. Raises
         RequestError, which names the item that is wrong."""
         sources = prompt.media
-        counts = Counter(source.modality for source in sources)
-        for source in sources:
-            if source.modality not in self._placeholders:
-                raise no_media(source.modality, source.path, self._placeholders)
-            if counts[source.modality] > (most := self._limits[source.modality]):
-                raise RequestError(
-                    f"the prompt has {counts[source.modality]} items of type {source.modality}; at "
-                    f"most {most} may be in one (limit_mm_per_prompt)",
-                    parameter=source.path,
-                )
+        counts = self._counts(sources)
+        if self.feeds_encoder:
+            return self._beside(token_ids, prompt)
         waiting = {
             name: [source for source in sources if source.modality == name]
             for name in self._placeholders
@@ -137,6 +132,34 @@ class MediaInputs:
             if rest:
                 raise self._wrong_number(modality, counts[modality], "fewer")
         return Expanded(expanded, tuple(items), self._inputs(expanded, placed))
+
+    def _counts(self, sources: "Sequence[MediaSource]") -> Counter[str]:
+        """Return how many items of each modality there are."""
+        counts = Counter(source.modality for source in sources)
+        for source in sources:
+            if source.modality not in self._placeholders:
+                raise no_media(source.modality, source.path, self._placeholders)
+            if counts[source.modality] > (most := self._limits[source.modality]):
+                raise RequestError(
+                    f"the prompt has {counts[source.modality]} items of type {source.modality}; at "
+                    f"most {most} may be in one (limit_mm_per_prompt)",
+                    parameter=source.path,
+                )
+        return counts
+
+    def _beside(self, token_ids: Sequence[int], prompt: Prompt) -> "Expanded":
+        """Return a prompt whose item goes to the encoder."""
+        if len(prompt.media) != 1:
+            raise RequestError(
+                f"this model answers about one item of type {', '.join(self._placeholders)}, and "
+                f"the prompt has {len(prompt.media)}",
+                parameter="multi_modal_data",
+            )
+        source = prompt.media[0]
+        ready = self._ready(source, prompt)
+        num_rows = len(ready.token_ids)
+        item = MediaItem(source.modality, ready.digest, ((0, 1),), ready.arrays, num_rows)
+        return Expanded([*token_ids], (item,), {})
 
     def _inputs(
         self, token_ids: Sequence[int], placed: Sequence[PlacedItem]

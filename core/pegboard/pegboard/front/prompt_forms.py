@@ -1,12 +1,15 @@
 """The forms in which users write prompts: text, a list of token ids, {"prompt": text},
 {"prompt_token_ids": [...]}, {"prompt_embeds": tensor}, {"prompt_token_ids": [...], "prompt_embeds":
 {position: tensor}} (each with an optional "cache_salt"), or an `interfaces.api.Prompt`. Text and
-ids may have placeholders for "multi_modal_data": {"image": one or several, …}.
+ids may have placeholders for "multi_modal_data": {"image": one or several, …}. An encoder-decoder
+model takes the decoder's prompt with this data, or {"encoder_prompt": {"prompt": "",
+"multi_modal_data": …}, "decoder_prompt": a prompt without data}.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pegboard.data.media import MediaSource
@@ -17,6 +20,7 @@ from pegboard.interfaces.api import Prompt
 PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
 
 _MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+_PARTS = ("encoder_prompt", "decoder_prompt")
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", *_MEDIA_KEYS)
 
 
@@ -28,7 +32,7 @@ def as_prompt(value: PromptInput) -> Prompt:
     elif isinstance(value, str):
         prompt = Prompt(text=value)
     elif isinstance(value, Mapping):
-        prompt = _from_mapping(value)
+        prompt = _from_parts(value) if value.keys() & {*_PARTS} else _from_mapping(value)
     elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         prompt = Prompt(token_ids=value)  # type: ignore[arg-type]  # not a str: that case is above
     else:
@@ -73,6 +77,30 @@ def _from_mapping(value: Mapping[str, Any]) -> Prompt:
         media=_media(fields.get("multi_modal_data"), fields.get("multi_modal_uuids")),
         media_options=_mapping(fields, "mm_processor_kwargs"),
     )
+
+
+def _from_parts(value: Mapping[str, Any]) -> Prompt:
+    """Return the prompt of an encoder-decoder model, whose two parts are given."""
+    expected = f"a prompt with {' or '.join(_PARTS)} has both"
+    if unknown := [key for key in value if key not in (*_PARTS, "mm_processor_kwargs")]:
+        raise RequestError(f"{expected} and no {unknown[0]!r}", parameter=unknown[0])
+    for part in _PARTS:
+        if value.get(part) is None:
+            raise RequestError(f"{expected}, and {part} is missing", parameter=part)
+    encoder, decoder = (value[part] for part in _PARTS)
+    if not isinstance(encoder, Mapping) or encoder.get("prompt") or not _from_mapping(encoder).media:
+        raise RequestError(
+            'encoder_prompt must be {"prompt": "", "multi_modal_data": …}: encoders take no text',
+            parameter="encoder_prompt",
+        )
+    prompt = as_prompt(decoder)
+    if prompt.media:
+        raise RequestError(
+            "multi_modal_data goes into encoder_prompt", parameter="decoder_prompt"
+        )
+    source = _from_mapping(encoder)
+    options = {**source.media_options, **_mapping(value, "mm_processor_kwargs")}
+    return replace(prompt, media=source.media, media_options=options)
 
 
 def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ class RequestBuilder:
         self._kv_names = _kv_names(plan, registry)
         eos_token_ids = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
         self._media = make_media(plan, registry, tokenizer)
+        self._feeds_encoder = self._media is not None and self._media.feeds_encoder
         self.placeholders: Mapping[str, str] = {} if self._media is None else self._media.texts
         """Modality → the text that stands for an item in a chat."""
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *eos_token_ids]))
@@ -106,6 +108,8 @@ class RequestBuilder:
                 "'generate' for that"
             )
         self._check(params, priority, lora)
+        if self._feeds_encoder:  # the tokenizer would add an end
+            prompt = replace(prompt, add_special_tokens=False)
         token_ids, _ = (
             self._with_embeds(prompt, params)
             if prompt.embeds
@@ -333,7 +337,7 @@ class RequestBuilder:
 
     def _with_media(self, prompt: Prompt, params: SamplingParams, token_ids: list[int]) -> Expanded:
         """Return the prompt with its images, audio and video."""
-        if not prompt.media:
+        if not prompt.media and not self._feeds_encoder:
             return Expanded(token_ids, (), {})
         if self._media is None:
             raise no_media(prompt.media[0].modality, prompt.media[0].path, ())

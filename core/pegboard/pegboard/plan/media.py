@@ -46,6 +46,7 @@ def with_encoder(
     engine = settings.engine
     name = checkpoint.architectures[0]
     for setting, is_used in (
+        ("skip_tokenizer_init", engine.skip_tokenizer_init),
         ("kv_connectors", bool(engine.kv_connectors)),
         ("max_loras", engine.max_loras > 0),
         ("pipeline_parallel_size", engine.pipeline_parallel_size > 1),
@@ -75,7 +76,9 @@ def choose_processor(
     if "multimodal" not in flags or settings.engine.skip_tokenizer_init:
         return None
     kind = "multimodal_processor"
-    decision = registry.choose(kind, Need(), keys=checkpoint.architectures, required=False)
+    decision = registry.choose(
+        kind, Need(), keys=checkpoint.architectures, required="encoder_decoder" in flags
+    )
     if decision.winner is None:
         log.warning(
             "only text is served: no plugin of the kind %s for %s is installed",

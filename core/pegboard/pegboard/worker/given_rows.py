@@ -60,7 +60,8 @@ class GivenRows:
 
     def add(self, new: NewRequest) -> None:
         """Keep what is in the prompt of a new request."""
-        self.spans[new.row] = [*self._embeddings(new), *_media(new)]
+        if spans := [*self._embeddings(new), *_media(new)]:
+            self.spans[new.row] = spans
 
     def _embeddings(self, new: NewRequest) -> Iterator[Span]:
         for embeds in new.prompt_embeds:
