@@ -11,12 +11,23 @@ import numpy as np
 import pytest
 import torch
 from pegboard_models.log_mel import LogMel
-from tiny_media import MediaReference, Prompt, check_media, make_tokenizer
+from tiny_media import NUM_TEXT_TOKENS, MediaReference, Prompt, check_media, make_tokenizer
 from tiny_models import VOCAB_SIZE
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 SECONDS = 2
 RATE = 16_000
+SPECIAL = [
+    "<|endoftext|>",
+    "<|startoftranscript|>",
+    "<|en|>",
+    "<|de|>",
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|startofprev|>",
+    "<|notimestamps|>",
+    *(f"<|{number / 50:.2f}|>" for number in range(12)),
+]
 
 
 def write_whisper(folder: Path, **config: Any) -> MediaReference:
@@ -34,10 +45,10 @@ def write_whisper(folder: Path, **config: Any) -> MediaReference:
         num_mel_bins=20,
         max_source_positions=SECONDS * 50,
         max_target_positions=96,
-        bos_token_id=1,
-        eos_token_id=1,
-        pad_token_id=1,
-        decoder_start_token_id=2,
+        bos_token_id=NUM_TEXT_TOKENS,
+        eos_token_id=NUM_TEXT_TOKENS,
+        pad_token_id=NUM_TEXT_TOKENS,
+        decoder_start_token_id=NUM_TEXT_TOKENS + 1,
         **config,
     )
     model = WhisperForConditionalGeneration(sizes).eval()
@@ -48,7 +59,7 @@ def write_whisper(folder: Path, **config: Any) -> MediaReference:
     model.save_pretrained(folder)
     extractor = WhisperFeatureExtractor(feature_size=20, chunk_length=SECONDS)
     extractor.save_pretrained(folder)
-    tokenizer = make_tokenizer(["<s>"], "")
+    tokenizer = make_tokenizer(SPECIAL, "")
     tokenizer.save_pretrained(folder)
 
     def inputs(one: Prompt) -> Mapping[str, torch.Tensor]:

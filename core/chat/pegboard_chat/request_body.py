@@ -110,7 +110,11 @@ _EXPECTED = {
 def parse_body(body: bytes, model: type[M]) -> M:
     """Return a checked `model`. A null means "not given". Raises MalformedRequest, which names the
     field."""
-    data = decode_body(body)
+    return checked(decode_body(body), model)
+
+
+def checked(data: Mapping[str, Any], model: type[M]) -> M:
+    """Return a checked `model` of these fields of a body. See `parse_body`."""
     given = {
         name: value
         for name, value in data.items()

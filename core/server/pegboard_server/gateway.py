@@ -69,7 +69,7 @@ class Unauthorized(RequestError):
 
 
 class BodyTooLarge(RequestError):
-    """The request body is larger than `max_body_bytes`."""
+    """The request body is larger than `max_body_bytes`, or `max_upload_bytes`."""
 
     status = 413
 
@@ -186,7 +186,9 @@ class Gateway:
             else [key for key in [env.api_key()] if key]
         )
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-        self._max_body_bytes = config.max_body_bytes
+        self._max_body_bytes = {
+            name: getattr(config, name) for name in ("max_body_bytes", "max_upload_bytes")
+        }
         self._max_headers = config.h11_max_header_count
         self._max_head_bytes = config.h11_max_incomplete_event_size
         self._send_request_id = config.enable_request_id_headers
@@ -243,7 +245,7 @@ class Gateway:
                 DATA_PARALLEL_RANK.set(_rank(rank.decode("latin-1")))
             scope.setdefault("state", {})["request_id"] = request_id
             self._check(scope, headers)
-            await self.app(scope, self._limited(receive, scope["state"]), send_back)
+            await self.app(scope, self._limited(receive, scope["state"], self._limit_of(scope)), send_back)
             # kept, it would be a cycle with the request and its body
             answered = scope["state"].pop(ERROR, None)
             if answered is not None:
@@ -307,8 +309,9 @@ class Gateway:
         length = headers.get(b"content-length", b"0")
         if method in BODY_METHODS and (length != b"0" or b"transfer-encoding" in headers):
             self._check_content_type(scope, headers)
-        if length.isdigit() and int(length) > self._max_body_bytes:
-            raise self._too_large(f"{int(length)} bytes")
+        setting = self._limit_of(scope)
+        if length.isdigit() and int(length) > self._max_body_bytes[setting]:
+            raise self._too_large(f"{int(length)} bytes", setting)
 
     def _key(self, headers: dict[bytes, bytes]) -> int | None:
         """Return which of the server's keys was given, as a bearer token or in the header
@@ -335,11 +338,18 @@ class Gateway:
                 f"{given or 'no Content-Type'!r}"
             )
 
-    def _limited(self, receive: Receive, state: dict[str, Any]) -> Receive:
+    def _limit_of(self, scope: Scope) -> str:
+        """Return the setting that limits the body."""
+        owner = owner_of(self._mounted, scope)
+        uploads = owner is not None and "uploads" in owner.spec.flags
+        return "max_upload_bytes" if uploads else "max_body_bytes"
+
+    def _limited(self, receive: Receive, state: dict[str, Any], setting: str) -> Receive:
         """Wrap `receive` so that it raises BodyTooLarge once the body is over the limit.
         Content-Length may be missing or wrong. The size of the body is kept in the request's
         state."""
         num_bytes = 0
+        most = self._max_body_bytes[setting]
         receive = timed(receive)
 
         async def limited() -> Message:
@@ -348,16 +358,16 @@ class Gateway:
             if message["type"] == "http.request":
                 num_bytes += len(message.get("body", b""))
                 state["num_body_bytes"] = num_bytes
-                if num_bytes > self._max_body_bytes:
-                    raise self._too_large(f"more than {self._max_body_bytes} bytes")
+                if num_bytes > most:
+                    raise self._too_large(f"more than {most} bytes", setting)
             return message
 
         return limited
 
-    def _too_large(self, got: str) -> BodyTooLarge:
+    def _too_large(self, got: str, setting: str) -> BodyTooLarge:
         return BodyTooLarge(
-            f"the request body is too large: {got}, at most {self._max_body_bytes} are allowed "
-            "(max_body_bytes)"
+            f"the request body is too large: {got}, at most {self._max_body_bytes[setting]} are "
+            f"allowed ({setting})"
         )
 
     def _log_refused(self, error: BaseException, request_id: str) -> None:

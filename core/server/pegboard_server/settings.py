@@ -158,6 +158,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 30.0
     # limits
     max_body_bytes: Annotated[int, doc("Largest request body", least=1)] = 8 * 1024 * 1024
+    max_upload_bytes: Annotated[
+        int, doc("Largest request body with a recording to transcribe", least=1)
+    ] = 25 * 1024 * 1024
     max_prompts_per_request: Annotated[
         int, doc("Maximum number of prompts in one completion request", least=1)
     ] = 1024

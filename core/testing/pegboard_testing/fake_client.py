@@ -190,6 +190,9 @@ class FakeEngineClient:
     def parsers(self) -> Parsers:
         return self._parsers
 
+    def transcriber(self) -> None:
+        return None
+
     async def generate(
         self, prompt: Prompt, params: SamplingParams | PoolingParams, request: RequestOptions
     ) -> AsyncIterator[RequestOutput]:

@@ -51,6 +51,7 @@ from pegboard.interfaces.api import (
     ServedModel,
 )
 from pegboard.interfaces.metrics import Metric, Sample
+from pegboard.interfaces.multimodal_processor import Transcriber
 from pegboard.interfaces.output_parser import Parsers
 from pegboard.log import get_logger
 
@@ -317,6 +318,10 @@ class AsyncLLM(AsyncControls, Connected):
     def parsers(self) -> Parsers:
         """Return the parsers that read the answers of the served model."""
         return self._builder.parsers
+
+    def transcriber(self) -> Transcriber | None:
+        """Return what says how the served model writes down speech, or None if it does not."""
+        return self._builder.transcriber
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests with finish reason "abort". An id may also be the `response_id` of requests.

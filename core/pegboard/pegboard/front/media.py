@@ -20,6 +20,7 @@ from pegboard.interfaces.multimodal_processor import (
     PlacedItem,
     Placeholder,
     Processed,
+    Transcriber,
 )
 from pegboard.plan.media import most_items
 from pegboard.plugins.importing import import_part
@@ -83,6 +84,9 @@ class MediaInputs:
                 for name in spec.modalities
                 if self._limits[name]
             }
+            self.transcriber: Transcriber | None = (
+                self._processor if "transcription" in spec.flags else None
+            )
             every = self._placeholders.values()
             self._firsts = {each.token_ids[0] for each in every if each.token_ids}
             self.feeds_encoder = not all(each.token_ids for each in every)

@@ -62,6 +62,7 @@ class RequestBuilder:
         eos_token_ids = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
         self._media = make_media(plan, registry, tokenizer)
         self._feeds_encoder = self._media is not None and self._media.feeds_encoder
+        self.transcriber = None if self._media is None else self._media.transcriber
         self.placeholders: Mapping[str, str] = {} if self._media is None else self._media.texts
         """Modality → the text that stands for an item in a chat."""
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *eos_token_ids]))

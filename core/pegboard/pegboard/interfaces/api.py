@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
     from pegboard.interfaces.builtin_tool import BuiltinTool
     from pegboard.interfaces.metrics import MetricsSink
+    from pegboard.interfaces.multimodal_processor import Transcriber
     from pegboard.interfaces.output_parser import Parsers
     from pegboard.interfaces.tokenizer import Chat, Tokenizer
 
@@ -44,9 +45,10 @@ class ApiSpec(Spec):
     switches: path → the flags that turn it on, for paths that are off by default. The answer 404
     names them.
     flags: "adapters" = its clients can name LoRA adapters as their model (`RequestOptions.lora`).
-    "loads_adapters" = its clients can load and unload adapters."""
+    "loads_adapters" = its clients can load and unload adapters.
+    "uploads" = the server setting max_upload_bytes limits its bodies, and not max_body_bytes."""
 
-    FLAGS = frozenset({"adapters", "loads_adapters"})
+    FLAGS = frozenset({"adapters", "loads_adapters", "uploads"})
 
     public_paths: tuple[str, ...] = ()
     unmeasured_paths: tuple[str, ...] = ()
@@ -157,6 +159,9 @@ class EngineClient(Protocol):
 
     def tokenizer(self) -> "Tokenizer":
         """Return the served model's tokenizer."""
+
+    def transcriber(self) -> "Transcriber | None":
+        """Return what says how the served model writes down speech, or None if it does not."""
 
     def models(self) -> Sequence[ServedModel]:
         """Return the base model's names first, then the adapters."""

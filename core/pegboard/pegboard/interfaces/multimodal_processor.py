@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 class MultiModalProcessorSpec(Spec):
     """Entry-point name: the architecture's name, as checkpoints write it. modalities: those that
     the model takes, of "image", "audio" and "video". reader: "module:Class" of the `MediaReader`
-    for them."""
+    for them.
+
+    flags: "transcription" = it is a `Transcriber`."""
+
+    FLAGS = frozenset({"transcription"})
 
     modalities: tuple[str, ...]
     reader: str = "pegboard_media.reader:Reader"
@@ -105,3 +109,48 @@ class PromptInputs(Protocol):
     ) -> Mapping[str, Sequence[int]]:
         """Return the numbers of each token of a whole prompt, by the name under which the model
         declares them. Those of a token depend only on the tokens and items up to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a client wants of a recording. translates: into English. language: the code of the
+    spoken one, such as "en"; None = the model has only one. text: what was said before, or words to
+    expect. has_times: the answer says when something was said."""
+
+    translates: bool = False
+    language: str | None = None
+    text: str = ""
+    has_times: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens of an answer, from number `first` on, that were said from `start` to `stop`, in
+    seconds."""
+
+    start: float
+    stop: float
+    first: int
+    token_ids: Sequence[int]
+
+
+class Transcriber(Protocol):
+    """An addition to the MultiModalProcessor: its model writes down what is said. rate: samples per
+    second of the audio that it takes. seconds: the most that one prompt may have. languages: code →
+    name in English. has_times: it knows when something was said."""
+
+    rate: int
+    seconds: int
+    languages: Mapping[str, str]
+    has_times: bool
+
+    def prompt(self, wish: Wish) -> Sequence[int]:
+        """Return the tokens of a prompt with one item of audio. Raises RequestError for a wish that
+        the model cannot fulfil."""
+
+    def detection(self) -> tuple[Sequence[int], Mapping[int, str]] | None:
+        """Return a prompt whose answer is one token, and the code of the language that each such
+        token stands for. None = the model has only one language."""
+
+    def segments(self, token_ids: Sequence[int], seconds: float) -> Sequence[Segment]:
+        """Cut an answer with times into segments. seconds: of the audio."""

@@ -1,4 +1,4 @@
-"""Specs of the apis `openai`, `tokenize` and `tokenizer_info`."""
+"""Specs of the apis `openai`, `transcription`, `tokenize` and `tokenizer_info`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from pegboard.interfaces.api import ApiSpec
 
 OPENAI = ApiSpec(
     api="1.0", implementation="pegboard_api_openai.api:OpenAIApi", flags=frozenset({"adapters"})
+)
+TRANSCRIPTION = ApiSpec(
+    api="1.0",
+    implementation="pegboard_api_openai.transcription:TranscriptionApi",
+    content_types=("multipart/form-data",),
+    flags=frozenset({"uploads"}),
 )
 TOKENIZE = ApiSpec(api="1.0", implementation="pegboard_api_openai.tokenize:TokenizeApi")
 TOKENIZER_INFO = ApiSpec(

@@ -12,4 +12,5 @@ WHISPER_PROCESSOR = MultiModalProcessorSpec(
     api="1.0",
     implementation="pegboard_model_whisper.processor:WhisperProcessor",
     modalities=("audio",),
+    flags=frozenset({"transcription"}),
 )

@@ -14,14 +14,18 @@ from pegboard.interfaces.multimodal_processor import (
     Processed,
 )
 from pegboard_media.audio import resample
+from pegboard_model_whisper.transcriber import WhisperTranscriber
 from pegboard_models.log_mel import LogMel
 
 
-class WhisperProcessor:
+class WhisperProcessor(WhisperTranscriber):
     """An item is not in the prompt, and always takes 30 seconds."""
 
     def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
+        super().__init__(setup.checkpoint.config, setup.tokenizer)
         self.features = LogMel.of(setup.checkpoint)
+        self.rate = self.features.rate
+        self.seconds = self.features.seconds
 
     def placeholder(self, modality: str) -> Placeholder:
         return Placeholder("", ())

@@ -1,0 +1,100 @@
+"""How Whisper is asked, and what its times mean (Radford et al. 2022, section 2.3).
+
+<|startofprev|> text <|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>
+
+The language and the task are left out if the model has only English.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.errors import ModelError, RequestError
+from pegboard.interfaces.multimodal_processor import Segment, Wish
+from pegboard.interfaces.tokenizer import Tokenizer
+
+ENGLISH_SIZE = 51864
+"""The size of the vocabulary of models that know only English."""
+STEP_S = 0.02
+"""Seconds from one time to the next."""
+
+
+class WhisperTranscriber:
+    """See `pegboard.interfaces.multimodal_processor.Transcriber`."""
+
+    has_times = True
+
+    def __init__(self, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.begin = self._token("<|startoftranscript|>")
+        self.before = self._token("<|startofprev|>")
+        self.no_times = self._token("<|notimestamps|>")
+        self.first_time = self.no_times + 1
+        tasks = [self._token(f"<|{task}|>") for task in ("transcribe", "translate")]
+        self.transcribe, self.translate = tasks
+        names = language_names()
+        ids = {code: self._id(f"<|{code}|>") for code in names}
+        self.codes = {code: token for code, token in ids.items() if token is not None}
+        # their tokenizer has other languages, too
+        self.is_multilingual = config.get("vocab_size") != ENGLISH_SIZE
+        known = self.codes if self.is_multilingual else {"en": 0}
+        self.languages = {code: names[code] for code in known}
+        self.longest_text = int(config["max_target_positions"]) // 2 - 1
+
+    def _id(self, text: str) -> int | None:
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        is_known = self.tokenizer.decode(token_ids, skip_special_tokens=False) == text
+        return token_ids[0] if len(token_ids) == 1 and is_known else None
+
+    def _token(self, text: str) -> int:
+        token = self._id(text)
+        if token is None:
+            raise ModelError(f"the checkpoint's tokenizer has no token {text}; is it Whisper's?")
+        return token
+
+    def prompt(self, wish: Wish) -> list[int]:
+        tokens: list[int] = []
+        if wish.text:
+            text = self.tokenizer.encode(f" {wish.text.strip()}", add_special_tokens=False)
+            tokens += [self.before, *text[-self.longest_text :]]
+        tokens.append(self.begin)
+        if self.is_multilingual:
+            task = self.translate if wish.translates else self.transcribe
+            tokens += [self.codes[wish.language or "en"], task]
+        elif wish.translates:
+            raise RequestError("this Whisper knows only English and translates nothing")
+        # the answer goes on with times if it begins with one
+        tokens.append(self.first_time if wish.has_times else self.no_times)
+        return tokens
+
+    def detection(self) -> tuple[list[int], dict[int, str]] | None:
+        if not self.is_multilingual:
+            return None
+        return [self.begin], {token: code for code, token in self.codes.items()}
+
+    def segments(self, token_ids: Sequence[int], seconds: float) -> list[Segment]:
+        """The prompt has said that the first segment begins at 0."""
+        found: list[Segment] = []
+        start = 0.0
+        first = 0
+
+        def end(place: int, stop: float) -> None:
+            tokens = [token for token in token_ids[first:place] if token < self.begin - 1]
+            if tokens:
+                found.append(Segment(start, max(start, min(stop, seconds)), first, tokens))
+
+        for place, token in enumerate(token_ids):
+            if token >= self.first_time:
+                time = (token - self.first_time) * STEP_S
+                end(place, time)
+                start, first = max(start, min(time, seconds)), place + 1
+        end(len(token_ids), seconds)
+        return found
+
+
+def language_names() -> dict[str, str]:
+    """Return the languages that Whisper was trained on: code → English name."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    return dict(LANGUAGES)
