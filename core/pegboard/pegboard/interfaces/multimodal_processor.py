@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 class MultiModalProcessorSpec(Spec):
     """Entry-point name: the architecture's name, as checkpoints write it. modalities: those that
     the model takes, of "image", "audio" and "video". reader: "module:Class" of the `MediaReader`
-    for them.
+    for them. logits_processors: names of those that its questions need; the engine has them besides
+    the configured ones.
 
     flags: "transcription" = it is a `Transcriber`."""
 
     FLAGS = frozenset({"transcription"})
 
     modalities: tuple[str, ...]
+    logits_processors: tuple[str, ...] = ()
     reader: str = "pegboard_media.reader:Reader"
 
 
@@ -124,6 +126,14 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt with one item of audio, and the `SamplingParams.extra_args` of its request."""
+
+    token_ids: Sequence[int]
+    extra_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Tokens of an answer, from number `first` on, that were said from `start` to `stop`, in
     seconds."""
@@ -144,12 +154,11 @@ class Transcriber(Protocol):
     languages: Mapping[str, str]
     has_times: bool
 
-    def prompt(self, wish: Wish) -> Sequence[int]:
-        """Return the tokens of a prompt with one item of audio. Raises RequestError for a wish that
-        the model cannot fulfil."""
+    def question(self, wish: Wish) -> Question:
+        """Return how the model is asked. Raises RequestError for a wish that it cannot fulfil."""
 
-    def detection(self) -> tuple[Sequence[int], Mapping[int, str]] | None:
-        """Return a prompt whose answer is one token, and the code of the language that each such
+    def detection(self) -> tuple[Question, Mapping[int, str]] | None:
+        """Return a question whose answer is one token, and the code of the language that each such
         token stands for. None = the model has only one language."""
 
     def segments(self, token_ids: Sequence[int], seconds: float) -> Sequence[Segment]:

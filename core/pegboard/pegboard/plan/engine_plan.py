@@ -58,7 +58,7 @@ from pegboard.interfaces.weight_loader import (
 )
 from pegboard.log import get_logger
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
-from pegboard.plan.media import choose_processor, with_encoder
+from pegboard.plan.media import choose_processor, with_encoder, with_processor
 from pegboard.plan.model_config import (
     eos_token_ids,
     max_model_len,
@@ -169,6 +169,8 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         flags = _choose_model(registry, settings, checkpoint)
         settings, pooling = choose_pooling(registry, settings, flags, checkpoint)
         settings = with_encoder(settings, flags, checkpoint)
+        processor = choose_processor(registry, settings, flags, checkpoint)
+        settings = with_processor(settings, registry, processor)
         family = choose_family(registry, need_of(checkpoint))
         tool_parser = choose_parser(registry, "tool_parser", engine.tool_call_parser, family)
         reasoning_parser = choose_parser(
@@ -194,7 +196,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             pooling=pooling,
-            multimodal_processor=choose_processor(registry, settings, flags, checkpoint),
+            multimodal_processor=processor,
             task=task_of(pooling),
         )
     return plan, registry

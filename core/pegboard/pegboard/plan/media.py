@@ -7,6 +7,7 @@ from typing import Any
 
 from pegboard.config.schema import Settings
 from pegboard.errors import ConfigError, brief
+from pegboard.interfaces.multimodal_processor import MultiModalProcessorSpec
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.log import get_logger
@@ -60,6 +61,18 @@ def with_encoder(
                 "encoder; leave it out"
             )
     return settings.with_engine(f"the model {name}", enable_prefix_caching=False)
+
+
+def with_processor(settings: Settings, registry: Registry, processor: str | None) -> Settings:
+    """Return the settings with the logits processors that a multimodal processor needs."""
+    if processor is None:
+        return settings
+    spec = registry.spec(registry.find("multimodal_processor", processor))
+    assert isinstance(spec, MultiModalProcessorSpec)
+    names = [*(settings.engine.logits_processors or ())]
+    if not (missing := [name for name in spec.logits_processors if name not in names]):
+        return settings
+    return settings.with_engine(processor, logits_processors=[*names, *missing])
 
 
 def _is_set(settings: Settings, name: str) -> bool:

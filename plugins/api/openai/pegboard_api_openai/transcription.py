@@ -18,7 +18,7 @@ from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import ApiSetup, EngineClient, Prompt
-from pegboard.interfaces.multimodal_processor import Transcriber, Wish
+from pegboard.interfaces.multimodal_processor import Question, Transcriber, Wish
 from pegboard_api_openai.answer import DONE, AnswerIds, Usage, last_outputs, merge
 from pegboard_api_openai.recordings import (
     Clip,
@@ -105,9 +105,9 @@ class TranscriptionRoute:
             text=request.prompt,
             has_times=has_times,
         )
-        prompt = transcriber.prompt(wish)
-        params = self._params(request)
-        prompts = [about(clip, prompt, transcriber) for clip in clips]
+        question = transcriber.question(wish)
+        params = self._params(request, question)
+        prompts = [about(clip, question, transcriber) for clip in clips]
         outputs = [
             client.generate(each, params, ids.options(0, index if len(clips) > 1 else None))
             for index, each in enumerate(prompts)
@@ -178,27 +178,28 @@ class TranscriptionRoute:
         """Return the code of the language that is spoken."""
         asked = transcriber.detection()
         assert asked is not None
-        prompt, codes = asked
+        question, codes = asked
         params = SamplingParams(
             max_tokens=1,
             temperature=0,
             detokenize=False,
             allowed_token_ids=[*codes],
+            extra_args={**question.extra_args} or None,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         options = ids.options(0, -1)
-        outputs = merge([self._client.generate(about(clip, prompt, transcriber), params, options)])
+        outputs = merge([self._client.generate(about(clip, question, transcriber), params, options)])
         (output,) = await last_outputs(outputs, 1)
         check_finished(output.outputs[0].finish_reason, output.request_id)
         return codes[output.outputs[0].token_ids[0]]
 
-    def _params(self, request: RecordingFields) -> SamplingParams:
+    def _params(self, request: RecordingFields, question: Question) -> SamplingParams:
         given = {name: getattr(request, name) for name in SAME}
         values = {name: value for name, value in given.items() if value is not None}
         defaults = self._client.default_params()
         return SamplingParams(
             **{**defaults, "max_tokens": request.max_completion_tokens, **values},
-            extra_args=request.vllm_xargs,
+            extra_args={**(request.vllm_xargs or {}), **question.extra_args} or None,
             logprobs=0 if request.response_format == "verbose_json" else None,
             output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         )
@@ -272,11 +273,11 @@ class TranslationRoute(TranscriptionRoute):
         self.check_form(request, transcriber)
 
 
-def about(clip: Clip, prompt: Sequence[int], transcriber: Transcriber) -> Prompt:
+def about(clip: Clip, question: Question, transcriber: Transcriber) -> Prompt:
     """Return a prompt with a clip."""
     value = (clip.samples, transcriber.rate)
     source = MediaSource(modality="audio", value=value, path="file")
-    return Prompt(token_ids=prompt, add_special_tokens=False, media=(source,))
+    return Prompt(token_ids=question.token_ids, add_special_tokens=False, media=(source,))
 
 
 def language_of(given: str | None, transcriber: Transcriber) -> str | None:

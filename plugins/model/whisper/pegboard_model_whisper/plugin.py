@@ -1,5 +1,6 @@
 """Specs of this package."""
 
+from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 from pegboard.interfaces.model import ModelSpec
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSpec
 
@@ -13,4 +14,12 @@ WHISPER_PROCESSOR = MultiModalProcessorSpec(
     implementation="pegboard_model_whisper.processor:WhisperProcessor",
     modalities=("audio",),
     flags=frozenset({"transcription"}),
+    logits_processors=("whisper_times",),
+)
+WHISPER_TIMES = LogitsProcessorSpec(
+    api="1.0",
+    implementation="pegboard_model_whisper.times:TimesProcessor",
+    arguments=("whisper_times",),
+    validate="pegboard_model_whisper.times_request:validate",
+    flags=frozenset({"host_tokens"}),
 )

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.errors import ModelError, RequestError
-from pegboard.interfaces.multimodal_processor import Segment, Wish
+from pegboard.interfaces.multimodal_processor import Question, Segment, Wish
 from pegboard.interfaces.tokenizer import Tokenizer
+from pegboard_model_whisper.times_request import NAME
 
 ENGLISH_SIZE = 51864
 """The size of the vocabulary of models that know only English."""
@@ -53,7 +54,7 @@ class WhisperTranscriber:
             raise ModelError(f"the checkpoint's tokenizer has no token {text}; is it Whisper's?")
         return token
 
-    def prompt(self, wish: Wish) -> list[int]:
+    def question(self, wish: Wish) -> Question:
         tokens: list[int] = []
         if wish.text:
             text = self.tokenizer.encode(f" {wish.text.strip()}", add_special_tokens=False)
@@ -64,17 +65,16 @@ class WhisperTranscriber:
             tokens += [self.codes[wish.language or "en"], task]
         elif wish.translates:
             raise RequestError("this Whisper knows only English and translates nothing")
-        # the answer goes on with times if it begins with one
-        tokens.append(self.first_time if wish.has_times else self.no_times)
-        return tokens
+        if wish.has_times:
+            return Question(tokens, {NAME: [self.begin - 1, self.no_times, self.first_time]})
+        return Question([*tokens, self.no_times])
 
-    def detection(self) -> tuple[list[int], dict[int, str]] | None:
+    def detection(self) -> tuple[Question, dict[int, str]] | None:
         if not self.is_multilingual:
             return None
-        return [self.begin], {token: code for code, token in self.codes.items()}
+        return Question([self.begin]), {token: code for code, token in self.codes.items()}
 
     def segments(self, token_ids: Sequence[int], seconds: float) -> list[Segment]:
-        """The prompt has said that the first segment begins at 0."""
         found: list[Segment] = []
         start = 0.0
         first = 0
