@@ -3,93 +3,27 @@ token attends to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from pegboard_models.log_mel import LogMel
-from tiny_media import NUM_TEXT_TOKENS, MediaReference, Prompt, check_media, make_tokenizer
-from tiny_models import VOCAB_SIZE
-from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+from tiny_media import MediaReference, Prompt, check_media, open_media_llm
+from tiny_models import TOLERANCE, divide
+from tiny_whisper import RATE, about, sound, write_whisper
 
-SECONDS = 2
-RATE = 16_000
-SPECIAL = [
-    "<|endoftext|>",
-    "<|startoftranscript|>",
-    "<|en|>",
-    "<|de|>",
-    "<|translate|>",
-    "<|transcribe|>",
-    "<|startofprev|>",
-    "<|notimestamps|>",
-    *(f"<|{number / 50:.2f}|>" for number in range(12)),
-]
+from pegboard import LLM, SamplingParams
+from pegboard.errors import ConfigError, RequestError
 
-
-def write_whisper(folder: Path, **config: Any) -> MediaReference:
-    """Write a Whisper that hears two seconds at a time."""
-    torch.manual_seed(3)
-    sizes = WhisperConfig(
-        vocab_size=VOCAB_SIZE,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=3,
-        encoder_attention_heads=2,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=56,
-        num_mel_bins=20,
-        max_source_positions=SECONDS * 50,
-        max_target_positions=96,
-        bos_token_id=NUM_TEXT_TOKENS,
-        eos_token_id=NUM_TEXT_TOKENS,
-        pad_token_id=NUM_TEXT_TOKENS,
-        decoder_start_token_id=NUM_TEXT_TOKENS + 1,
-        **config,
-    )
-    model = WhisperForConditionalGeneration(sizes).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            spread = 1.0 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.1
-            parameter.add_(torch.randn(parameter.shape) * spread)
-    model.save_pretrained(folder)
-    extractor = WhisperFeatureExtractor(feature_size=20, chunk_length=SECONDS)
-    extractor.save_pretrained(folder)
-    tokenizer = make_tokenizer(SPECIAL, "")
-    tokenizer.save_pretrained(folder)
-
-    def inputs(one: Prompt) -> Mapping[str, torch.Tensor]:
-        samples, rate = one["multi_modal_data"]["audio"]
-        features = extractor(samples, sampling_rate=rate, return_tensors="pt").input_features
-        ids = torch.tensor([tokenizer.encode(one["prompt"])])
-        return {"input_features": features, "input_ids": ids}
-
-    return WhisperReference(folder, model, inputs)
-
-
-class WhisperReference(MediaReference):
-    def logprobs(self, prompt: Prompt, outputs: Any) -> torch.Tensor:
-        given = self.inputs(prompt)
-        ids = torch.cat([given["input_ids"], torch.tensor([list(outputs)], dtype=torch.long)], 1)
-        with torch.no_grad():
-            logits = self.model(
-                input_features=given["input_features"], decoder_input_ids=ids
-            ).logits[0]
-        return logits[-len(outputs) - 1 :].float().log_softmax(-1)
-
-
-def sound(seconds: float, seed: int) -> tuple[np.ndarray, int]:
-    noise = np.random.default_rng(seed).standard_normal(int(seconds * RATE))
-    return noise.astype(np.float32) * 0.1, RATE
-
-
-def about(audio: Any, *words: int) -> Prompt:
-    text = " ".join(f"w{word}" for word in words)
-    return {"prompt": text, "multi_modal_data": {"audio": audio}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "chunks": {"max_num_batched_tokens": 16},
+    "torch": {"attention_backend": "cpu_paged"},
+    "eager": {"enforce_eager": True},
+    "drafts": {"spec_method": "ngram", "spec_tokens": 3},
+    "int8": {"kv_cache_dtype": "int8", "block_size": 16},
+    "one at a time": {"max_num_encoder_input_tokens": 1, "encoder_cache_size": 1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -106,17 +40,101 @@ def some_prompts() -> list[Prompt]:
     ]
 
 
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_logits(whisper: MediaReference, settings: dict[str, Any]) -> None:
+    tolerance = 0.1 if "kv_cache_dtype" in settings else TOLERANCE
+    check_media(whisper, some_prompts(), num_tokens=12, tolerance=tolerance, repeats=2, **settings)
+
+
+def test_preempted(whisper: MediaReference) -> None:
+    """There is room for one of the recordings and a half."""
+    prompts = [about(sound(1.0, number), number, 5) for number in range(4)]
+    check_media(whisper, prompts, num_tokens=30, num_gpu_blocks_override=60, max_model_len=48)
+
+
+@pytest.mark.parametrize("words", [(7,), (7, 8, 9), range(30)], ids=len)
+def test_several_answers(whisper: MediaReference, words: Any) -> None:
+    """They share what is stored of the recording."""
+    one = about(sound(1.0, 5), *words)
+    params = SamplingParams(max_tokens=8, temperature=1.0, top_k=1, n=3, ignore_eos=True)
+    with open_media_llm(whisper.directory) as llm:
+        (output,) = llm.generate([one], params, use_tqdm=False)
+    for answer in output.outputs:
+        expected = whisper.logprobs(one, answer.token_ids)
+        assert list(answer.token_ids) == expected[:-1].argmax(-1).tolist()
+
+
+def test_ranks(whisper: MediaReference, monkeypatch: pytest.MonkeyPatch) -> None:
+    divide(monkeypatch, 2)
+    check_media(whisper, some_prompts())
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    reference = write_whisper(tmp_path)
+    reference.model.to(torch.bfloat16).float()
+    reference.model.save_pretrained(tmp_path, dtype=torch.bfloat16)
+    with open_media_llm(tmp_path, dtype="auto") as llm:
+        one = some_prompts()[0]
+        params = SamplingParams(max_tokens=1, temperature=0, logprobs=-1)
+        (output,) = llm.generate([one], params, use_tqdm=False)
+    expected = reference.logprobs(one, [])[-1]
+    row = output.outputs[0].logprobs[0]
+    values = torch.tensor([row[token].logprob for token in range(len(expected))])
+    assert (values - expected).abs().max() < 0.2
+
+
+def test_prompts_in_two_parts(whisper: MediaReference) -> None:
+    """vLLM calls them explicit."""
+    audio = sound(1.0, 6)
+    encoder = {"prompt": "", "multi_modal_data": {"audio": audio}}
+    forms: list[Any] = [
+        about(audio, 4, 5),
+        {"encoder_prompt": encoder, "decoder_prompt": "w4 w5"},
+        {"encoder_prompt": encoder, "decoder_prompt": {"prompt_token_ids": [4, 5]}},
+        {"prompt_token_ids": [4, 5], "multi_modal_data": {"audio": [audio]}},
+    ]
+    params = SamplingParams(max_tokens=6, temperature=0)
+    with open_media_llm(whisper.directory) as llm:
+        answers = {
+            tuple(output.outputs[0].token_ids)
+            for output in llm.generate(forms, params, use_tqdm=False)
+        }
+        assert len(answers) == 1
+        for wrong, message in (
+            ("w4 w5", "answers about one item of type audio, and the prompt has 0"),
+            ({"prompt": "w4", "multi_modal_data": {"audio": [audio, audio]}}, "the prompt has 2"),
+            ({"decoder_prompt": "w4"}, "encoder_prompt is missing"),
+            ({"encoder_prompt": encoder}, "decoder_prompt is missing"),
+            ({"encoder_prompt": {"prompt": "w1"}, "decoder_prompt": "w4"}, "encoders take no text"),
+            ({"encoder_prompt": encoder, "decoder_prompt": forms[0]}, "goes into encoder_prompt"),
+            ({"encoder_prompt": encoder, "decoder_prompt": "w4", "prompt": "w1"}, "no 'prompt'"),
+            (about(sound(2.1, 1), 4), "has 2.1 s, and Whisper hears 2 s at a time"),
+            ({**about(audio, 4), "mm_processor_kwargs": {"a": 1}}, "Whisper takes none"),
+            ({"prompt": "w4", "multi_modal_data": {"image": audio}}, "takes text, audio only"),
+        ):
+            with pytest.raises(RequestError, match=message):
+                llm.generate([wrong], params, use_tqdm=False)
+
+
+def test_audio_of_another_rate(whisper: MediaReference) -> None:
+    samples, _ = sound(1.0, 7)
+    with open_media_llm(whisper.directory) as llm:
+        prompts = [about((samples, rate), 4) for rate in (RATE, RATE * 2)]
+        params = SamplingParams(max_tokens=1, temperature=0, logprobs=-1)
+        one, two = llm.generate(prompts, params, use_tqdm=False)
+    assert one.outputs[0].logprobs != two.outputs[0].logprobs
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("setting", "value"),
     [
-        {},
-        {"max_num_batched_tokens": 16},
-        {"block_size": 16, "num_gpu_blocks_override": 26},
-        {"attention_backend": "cpu_paged"},
-        {"enforce_eager": True},
-        {"spec_method": "ngram", "spec_tokens": 3},
+        ("enable_prefix_caching", True),
+        ("pipeline_parallel_size", 2),
+        ("enable_lora", True),
+        ("skip_tokenizer_init", True),
+        ("kv_connectors", ["offload"]),
     ],
-    ids=str,
 )
-def test_whisper(whisper: MediaReference, settings: dict[str, Any]) -> None:
-    check_media(whisper, some_prompts(), num_tokens=12, **settings)
+def test_what_it_cannot_do(whisper: MediaReference, setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match="is not possible with WhisperForConditionalGeneration"):
+        LLM(str(whisper.directory), **{setting: value})

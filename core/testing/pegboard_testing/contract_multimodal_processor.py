@@ -22,7 +22,13 @@ import numpy as np
 import pytest
 
 from pegboard.errors import RequestError
-from pegboard.interfaces.multimodal_processor import MultiModalProcessor, Placeholder, Processed
+from pegboard.interfaces.multimodal_processor import (
+    MultiModalProcessor,
+    Placeholder,
+    Processed,
+    Question,
+    Wish,
+)
 from pegboard.interfaces.tokenizer import Tokenizer
 
 
@@ -62,6 +68,9 @@ class MultiModalProcessorContract:
         for modality in {modality for modality, _ in self.items()}:
             placeholder = self.processor().placeholder(modality)
             assert isinstance(placeholder, Placeholder)
+            if not placeholder.token_ids:
+                assert not placeholder.text, "an item that is not in the prompt has no text"
+                continue
             ids = self.tokenizer().encode(placeholder.text, add_special_tokens=False)
             target = list(placeholder.token_ids)
             starts = range(len(ids) - len(target) + 1)
@@ -110,3 +119,47 @@ class MultiModalProcessorContract:
         modality, value = self.items()[0]
         with pytest.raises(RequestError, match="no_such_option"):
             self.processor().process(modality, value, {"no_such_option": 1})
+
+
+class TranscriberContract(MultiModalProcessorContract):
+    """Processors that are a `Transcriber` pass these, too."""
+
+    def test_questions(self) -> None:
+        """They are about one item, in every language and with every text."""
+        transcriber: Any = self.processor()
+        assert transcriber.rate > 0 and transcriber.seconds > 0 and transcriber.languages
+        target = [*transcriber.placeholder("audio").token_ids]
+        for language in (None, *transcriber.languages):
+            for text in ("", "before", "word " * 10_000):
+                for has_times in {False, transcriber.has_times}:
+                    wish = Wish(language=language, text=text, has_times=has_times)
+                    question = transcriber.question(wish)
+                    assert isinstance(question, Question) and question.token_ids
+                    ids = [*question.token_ids]
+                    starts = range(len(ids) - len(target) + 1)
+                    count = sum(ids[start : start + len(target)] == target for start in starts)
+                    assert not target or count == 1, "the question has one item"
+
+    def test_languages_can_be_detected(self) -> None:
+        transcriber: Any = self.processor()
+        if (detection := transcriber.detection()) is not None:
+            question, codes = detection
+            assert isinstance(question, Question)
+            assert {*codes.values()} <= {*transcriber.languages}
+
+    def test_segments_are_in_order(self) -> None:
+        transcriber: Any = self.processor()
+        if not transcriber.has_times:
+            return
+        random = np.random.default_rng(1)
+        size = self.tokenizer().vocabulary().size
+        for count in range(30):
+            token_ids = random.integers(0, size, count).tolist()
+            last = 0.0
+            place = 0
+            for segment in transcriber.segments(token_ids, 3.0):
+                assert last <= segment.start <= segment.stop <= 3.0
+                assert segment.token_ids and segment.first >= place
+                stop = segment.first + len(segment.token_ids)
+                assert token_ids[segment.first : stop] == [*segment.token_ids]
+                last, place = segment.stop, stop

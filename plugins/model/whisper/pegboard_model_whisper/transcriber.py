@@ -29,6 +29,7 @@ class WhisperTranscriber:
     def __init__(self, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.begin = self._token("<|startoftranscript|>")
+        self.end = self._token("<|endoftext|>")
         self.before = self._token("<|startofprev|>")
         self.no_times = self._token("<|notimestamps|>")
         self.first_time = self.no_times + 1
@@ -66,7 +67,7 @@ class WhisperTranscriber:
         elif wish.translates:
             raise RequestError("this Whisper knows only English and translates nothing")
         if wish.has_times:
-            return Question(tokens, {NAME: [self.begin - 1, self.no_times, self.first_time]})
+            return Question(tokens, {NAME: [self.end, self.no_times, self.first_time]})
         return Question([*tokens, self.no_times])
 
     def detection(self) -> tuple[Question, dict[int, str]] | None:
@@ -75,22 +76,24 @@ class WhisperTranscriber:
         return Question([self.begin]), {token: code for code, token in self.codes.items()}
 
     def segments(self, token_ids: Sequence[int], seconds: float) -> list[Segment]:
-        found: list[Segment] = []
+        parts: list[Segment] = []
         start = 0.0
         first = 0
 
-        def end(place: int, stop: float) -> None:
-            tokens = [token for token in token_ids[first:place] if token < self.begin - 1]
+        def close(place: int, stop: float) -> None:
+            tokens = [*token_ids[first:place]]
+            while tokens and tokens[-1] >= self.end:
+                tokens.pop()
             if tokens:
-                found.append(Segment(start, max(start, min(stop, seconds)), first, tokens))
+                parts.append(Segment(start, max(start, min(stop, seconds)), first, tokens))
 
         for place, token in enumerate(token_ids):
             if token >= self.first_time:
                 time = (token - self.first_time) * STEP_S
-                end(place, time)
+                close(place, time)
                 start, first = max(start, min(time, seconds)), place + 1
-        end(len(token_ids), seconds)
-        return found
+        close(len(token_ids), seconds)
+        return parts
 
 
 def language_names() -> dict[str, str]:

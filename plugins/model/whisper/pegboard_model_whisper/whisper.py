@@ -37,7 +37,6 @@ class Whisper(nn.Module):
         sizes = WhisperSizes.of(config)
         self.encoder = WhisperEncoder(root.at("encoder"), sizes)
         self.embedding = Embedding(decoder.at("embed_tokens"), vocab_size, width)
-        self.embedding_scale = width**0.5 if read(config, "scale_embedding", bool) else 1.0
         places = {"embed_positions.weight": (size_of(config, "max_target_positions"), width)}
         self.positions = Parameters(decoder, places)
         count = size_of(config, "decoder_layers")
@@ -59,7 +58,7 @@ class Whisper(nn.Module):
 
     def embed(self, input_ids: Tensor) -> Tensor:
         rows: Tensor = self.embedding(input_ids)
-        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
+        return rows
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         table = self.positions["embed_positions.weight"]
