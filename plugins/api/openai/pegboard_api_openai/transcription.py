@@ -19,7 +19,7 @@ from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import ApiSetup, EngineClient, Prompt
 from pegboard.interfaces.multimodal_processor import Question, Transcriber, Wish
-from pegboard_api_openai.answer import DONE, AnswerIds, Usage, last_outputs, merge
+from pegboard_api_openai.answer import DONE, FIELDS, AnswerIds, Usage, last_outputs, merge
 from pegboard_api_openai.recordings import (
     Clip,
     RecordingFields,
@@ -112,31 +112,41 @@ class TranscriptionRoute:
             client.generate(each, params, ids.options(0, index if len(clips) > 1 else None))
             for index, each in enumerate(prompts)
         ]
-        if request.stream:
-            head = {"id": ids.response_id, "object": self.kind, "model": model}
-            return await self._stream(outputs, {**head, "created": int(time.time())}, request)
-        whole = await while_connected(http.receive, last_outputs(merge(outputs), len(clips)))
+        head = {"id": ids.response_id, "object": self.kind, "model": model}
+        try:
+            if request.stream:
+                return await self._stream(outputs, {**head, "created": int(time.time())}, request)
+            whole = await while_connected(http.receive, last_outputs(merge(outputs), len(clips)))
+        except RequestError as error:
+            error.parameter = FIELDS.get(error.parameter or "", error.parameter)
+            raise
         for output in whole:
             check_finished(output.outputs[0].finish_reason, output.request_id)
-        if not has_times:
-            text = "".join(output.outputs[0].text for output in whole).strip()
-            if request.response_format == "text":
-                return PlainTextResponse(f"{text}\n")
-            usage = {"type": "duration", "seconds": math.ceil(seconds)}
-            return json_response({"text": text, "usage": usage})
-        lines = self._lines(whole, clips, transcriber)
-        if request.response_format != "verbose_json":
-            write, media = (srt, "text/plain") if request.response_format == "srt" else (vtt, "text/vtt")
-            return Response(write(lines), media_type=media)
+        if has_times:
+            lines = self._lines(whole, clips, transcriber)
+            return self._timed(lines, request, seconds, language and transcriber.languages[language])
+        text = "".join(output.outputs[0].text for output in whole).strip()
+        if request.response_format == "text":
+            return PlainTextResponse(f"{text}\n")
+        return json_response({"text": text, "usage": duration(seconds)})
+
+    def _timed(
+        self, lines: Sequence[Line], request: RecordingFields, seconds: float, language: str | None
+    ) -> Response:
+        """Return an answer that says when something was said. language: its name."""
+        if request.response_format == "srt":
+            return PlainTextResponse(srt(lines))
+        if request.response_format == "vtt":
+            return Response(vtt(lines), media_type="text/vtt")
         return json_response(
             {
                 "task": self.task,
-                "language": language and transcriber.languages.get(language),
+                "language": language,
                 "duration": seconds,
                 "text": "".join(line.text for line in lines).strip(),
                 "segments": segments(lines, request.temperature),
                 "words": None,
-                "usage": {"type": "duration", "seconds": math.ceil(seconds)},
+                "usage": duration(seconds),
             }
         )
 
@@ -314,6 +324,11 @@ async def one_after_the_other(
                     current += 1
                 else:
                     break
+
+
+def duration(seconds: float) -> dict[str, Any]:
+    """Return the usage of an answer."""
+    return {"type": "duration", "seconds": math.ceil(seconds)}
 
 
 def event_of(value: Mapping[str, Any]) -> bytes:
