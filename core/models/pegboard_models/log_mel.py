@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard_models.processing import FILES, folder_of, json_object
+from pegboard_models.whisper_sizes import WhisperSizes
 
 TOP_HZ = 8000.0
 """The highest frequency of the filters."""
@@ -35,8 +36,9 @@ class LogMel:
     seconds: int = 30
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> LogMel:
-        """Read what a checkpoint says about its WhisperFeatureExtractor. Raises ModelError."""
+    def of(cls, checkpoint: Checkpoint, sizes: WhisperSizes | None = None) -> LogMel:
+        """Read what a checkpoint says about its WhisperFeatureExtractor. sizes: of the encoder that
+        takes what it makes; None = it is not checked. Raises ModelError."""
         names = ("feature_size", "sampling_rate", "n_fft", "hop_length", "chunk_length")
         defaults = (80, 16_000, 400, 160, 30)
         given = extractor_values(checkpoint)
@@ -47,7 +49,15 @@ class LogMel:
                     f"the checkpoint's feature extractor has {name}={value!r}; expected a whole "
                     f"number from 1 on. Correct {FILES[0]}"
                 )
-        return cls(*values)
+        mel = cls(*values)
+        found = mel.num_bins, mel.num_samples // mel.hop
+        if sizes is not None and found != (sizes.num_bins, 2 * sizes.max_positions):
+            raise ModelError(
+                f"the checkpoint's feature extractor makes {found[0]} mel bins and {found[1]} "
+                f"frames; its audio encoder takes {sizes.num_bins} and {2 * sizes.max_positions}. "
+                f"Correct {FILES[0]} or the config"
+            )
+        return mel
 
     @property
     def num_samples(self) -> int:
