@@ -3,8 +3,10 @@ it, however they are computed."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pegboard_model_granite_speech import sizes as granite_sizes
+from pegboard_model_granite_speech.granite_speech import GraniteSpeech
 from pegboard_model_qwen2_audio import defaults as qwen2_audio_defaults
 from pegboard_model_qwen2_audio.qwen2_audio import Qwen2Audio
 from pegboard_model_voxtral import defaults as voxtral_defaults
@@ -30,6 +34,10 @@ from tiny_media import (
 )
 from tiny_models import divide
 from torch import Tensor
+from transformers.audio_utils import mel_filter_bank
+from transformers.models.granite_speech.feature_extraction_granite_speech import (
+    GraniteSpeechFeatureExtractor,
+)
 
 from pegboard import SamplingParams
 from pegboard.errors import ModelError
@@ -51,9 +59,46 @@ ENCODER = {
 MARKS = {
     "qwen2_audio": "<|audio_bos|> <|AUDIO|> <|audio_eos|>",
     "voxtral": "[BEGIN_AUDIO] [AUDIO]",
+    "granite_speech": "<|audio|>",
 }
-MODELS = {"qwen2_audio": Qwen2Audio, "voxtral": Voxtral}
-TEXTS = {"qwen2_audio": "qwen2", "voxtral": "llama"}
+MODELS = {"qwen2_audio": Qwen2Audio, "voxtral": Voxtral, "granite_speech": GraniteSpeech}
+CONFORMER = {
+    "input_dim": 2 * BINS,
+    "num_layers": 3,
+    "hidden_dim": 24,
+    "feedforward_mult": 2,
+    "num_heads": 3,
+    "output_dim": 7,
+    "context_size": 9,
+    "max_pos_emb": 11,
+    "conv_kernel_size": 4,
+}
+QFORMER = {
+    "model_type": "blip_2_qformer",
+    "hidden_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "encoder_hidden_size": 24,
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "qwen2_audio": {
+        "text_config": {"model_type": "qwen2", **MEDIA_TEXT},
+        "audio_config": ENCODER,
+        "audio_token_index": AUDIO,
+    },
+    "voxtral": {
+        "text_config": {"model_type": "llama", **MEDIA_TEXT},
+        "audio_config": ENCODER,
+        "audio_token_id": AUDIO,
+    },
+    "granite_speech": {
+        "text_config": {"model_type": "granite", "embedding_multiplier": 3.0, **MEDIA_TEXT},
+        "encoder_config": CONFORMER,
+        "projector_config": QFORMER,
+        "audio_token_index": AUDIO,
+    },
+}
 
 
 def tone(num_samples: int, seed: int = 0) -> np.ndarray:
@@ -125,17 +170,77 @@ def voxtral_inputs(tokenizer: Any, extractor: Any) -> Callable[[Prompt], Mapping
     return inputs
 
 
-INPUTS = {"qwen2_audio": qwen2_audio_inputs, "voxtral": voxtral_inputs}
+def granite_features(samples: np.ndarray) -> Tensor:
+    """Return what the feature extractor of transformers makes, which needs torchaudio: [frames, 2 ·
+    mel bins], from its definition."""
+    spectrum = torch.stft(
+        torch.from_numpy(samples),
+        512,
+        160,
+        400,
+        torch.hann_window(400),
+        return_complex=True,
+    )
+    filters = mel_filter_bank(257, BINS, 0.0, 8000.0, RATE, norm=None, mel_scale="htk")
+    mel = spectrum.abs().square().T @ torch.from_numpy(filters).float()
+    logs = mel.clip(min=1e-10).log10()
+    logs = torch.maximum(logs, logs.max() - 8.0) / 4 + 1
+    return logs[: len(logs) // 2 * 2].reshape(-1, 2 * BINS)
+
+
+def granite_speech_inputs(
+    tokenizer: Any, extractor: Any
+) -> Callable[[Prompt], Mapping[str, Tensor]]:
+    """Like `voxtral_inputs`, with `encode_alone`."""
+    counted: Any = object.__new__(GraniteSpeechFeatureExtractor)
+    counted.melspec_kwargs = {"hop_length": 160}
+    counted.projector_window_size = 15
+    counted.projector_downsample_rate = 5
+
+    def inputs(one: Prompt) -> Mapping[str, Tensor]:
+        given_samples = samples_of(one)
+        if not given_samples:
+            return tokenizer(one["prompt"], return_tensors="pt")
+        counts = counted._get_num_audio_features([len(each) for each in given_samples])
+        texts = one["prompt"].split("<|audio|>")
+        whole = texts[0]
+        for count, text in zip(counts, texts[1:], strict=True):
+            whole += "<|audio|>" * count + text
+        features = Items(granite_features(each) for each in given_samples)
+        return {**tokenizer(whole, return_tensors="pt"), "input_features": features}
+
+    return inputs
+
+
+class Items(list[Tensor]):
+    """Items of several lengths, where transformers takes a tensor."""
+
+    dtype = torch.float32
+
+
+def encode_alone(model: Any) -> None:
+    """Let transformers' model encode one item at a time: its features of several items see each
+    other's padding."""
+    inner = model.model
+    encode = inner.get_audio_features
+
+    def each_alone(items: Sequence[Tensor], **more: Any) -> Any:
+        rows = [encode(item[None], **more).pooler_output[0] for item in items]
+        return SimpleNamespace(pooler_output=torch.cat(rows))
+
+    inner.get_audio_features = each_alone
+
+
+INPUTS = {
+    "qwen2_audio": qwen2_audio_inputs,
+    "voxtral": voxtral_inputs,
+    "granite_speech": granite_speech_inputs,
+}
 
 
 def write(kind: str, folder: Path) -> MediaReference:
     """Write a model with the values of its feature extractor."""
-    config = {
-        "text_config": {"model_type": TEXTS[kind], **MEDIA_TEXT},
-        "audio_config": ENCODER,
-        "audio_token_id" if kind == "voxtral" else "audio_token_index": AUDIO,
-        "tie_word_embeddings": False,
-    }
+    config = {**ENCODERS[kind], "tie_word_embeddings": False}
     model = random_model(transformers.AutoModelForMultimodalLM, kind, **config)
     model.save_pretrained(folder)
     marks = MARKS[kind].split()
@@ -143,8 +248,13 @@ def write(kind: str, folder: Path) -> MediaReference:
     tokenizer = make_tokenizer(named, MARKS[kind])
     tokenizer.chat_template = tokenizer.chat_template.replace("'image'", "'audio'")
     tokenizer.save_pretrained(folder)
+    if kind == "granite_speech":
+        encode_alone(model)
     extractor = transformers.WhisperFeatureExtractor(feature_size=BINS, chunk_length=SECONDS)
     extractor.save_pretrained(folder)
+    if kind == "granite_speech":
+        values = {"melspec_kwargs": {"n_mels": BINS}}
+        (folder / "preprocessor_config.json").write_text(json.dumps(values))
     return MediaReference(folder, model, INPUTS[kind](tokenizer, extractor))
 
 
@@ -208,18 +318,26 @@ def test_tokens_and_rows(
     counts = [len(one.token_ids) for one in found]
     is_audio = given_inputs["input_ids"][0] == AUDIO
     assert sum(counts) == int(is_audio.sum())
-    made: list[Tensor] = []
-    inner = reference.model.model
-    handle = inner.multi_modal_projector.register_forward_hook(lambda *given: made.append(given[2]))
-    reference.model(**given_inputs)
-    handle.remove()
-    theirs = made[0] if made[0].dim() == 3 else made[0].split(counts)
-    items = [
-        {name: torch.from_numpy(value) for name, value in one.arrays.items()} for one in found
-    ]
+    theirs = their_rows(reference.model, given_inputs, counts)
+    items = [{name: torch.from_numpy(value) for name, value in one.arrays.items()} for one in found]
     rows = model.encode("audio", items)
     for ours, expected, count in zip(rows, theirs, counts, strict=True):
         torch.testing.assert_close(ours, expected[:count], atol=1e-4, rtol=1e-4)
+
+
+def their_rows(
+    model: Any, given_inputs: Mapping[str, Tensor], counts: list[int]
+) -> Sequence[Tensor]:
+    """Return what transformers' projector makes of each item, with padding."""
+    made: list[Tensor] = []
+    inner = model.model
+    if isinstance(given_inputs["input_features"], Items):
+        rows = inner.get_audio_features(given_inputs["input_features"]).pooler_output
+        return (rows * model.config.text_config.embedding_multiplier).split(counts)
+    handle = inner.multi_modal_projector.register_forward_hook(lambda *given: made.append(given[2]))
+    model(**given_inputs)
+    handle.remove()
+    return made[0] if made[0].dim() == 3 else made[0].split(counts)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -271,7 +389,7 @@ def test_a_chat(kind: str, reference: MediaReference, tmp_path: Path) -> None:
 
 def test_only_the_first_stage_has_an_encoder(kind: str, reference: MediaReference) -> None:
     _, used = built_model(MODELS[kind], reference.directory, layers=range(1, 2))
-    assert not any("audio_tower" in name or "projector" in name for name in used)
+    assert not any(part in name for name in used for part in ("audio_", "encoder", "projector"))
 
 
 def test_values_that_a_config_lacks() -> None:
@@ -282,6 +400,16 @@ def test_values_that_a_config_lacks() -> None:
     assert {name: getattr(voxtral, name) for name in voxtral_defaults.AUDIO} == (
         voxtral_defaults.AUDIO
     )
+
+
+def test_values_that_a_granite_config_lacks() -> None:
+    theirs = transformers.GraniteSpeechConfig()
+    assert granite_sizes.ENCODER.items() <= theirs.encoder_config.to_dict().items()
+    assert granite_sizes.PROJECTOR.items() <= theirs.projector_config.to_dict().items()
+    assert granite_sizes.WINDOWS.items() <= theirs.to_dict().items()
+    assert theirs.audio_token_id == granite_sizes.AUDIO_TOKEN
+    head = {"dim_head": theirs.encoder_config.dim_head}
+    assert granite_sizes.EncoderSizes.of({}) == granite_sizes.EncoderSizes.of(head)
 
 
 def test_features_that_are_no_rows(reference: MediaReference) -> None:

@@ -79,29 +79,37 @@ class LogMel:
         half = self.size // 2
         sounding = min(total, -(-(count + half) // self.hop))
         padded = np.pad(whole, half, mode="reflect")
-        frames = sliding_window_view(padded, self.size)[:: self.hop][:sounding]
-        spectrum = np.fft.rfft(frames * hann(self.size))
-        power = np.square(spectrum.real) + np.square(spectrum.imag)
         filters = mel_filters(self.num_bins, self.size, self.rate)
         mel = np.full((total, self.num_bins), FLOOR, np.float32)
-        mel[:sounding] = power.astype(np.float32, copy=False) @ filters
+        mel[:sounding] = powers(padded, hann(self.size), self.hop, sounding) @ filters
         logs = np.log10(np.maximum(mel, FLOOR, out=mel), out=mel)
         if total:
             np.maximum(logs, logs.max() - RANGE, out=logs)
         return np.ascontiguousarray(((logs + 4.0) / 4.0).T, np.float32)
 
 
-def extractor_values(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what a checkpoint's files say about its feature extractor. Raises ModelError if there
-    are none or one is wrong."""
+def powers(
+    padded: np.ndarray, window: np.ndarray, hop: int, count: int | None = None
+) -> np.ndarray:
+    """Return the power of each frequency, float32 [frames, 1 + size // 2]. padded: samples; a frame
+    of the window's size begins after each `hop`. count: of frames; None = all."""
+    frames = sliding_window_view(padded, len(window))[::hop][:count]
+    spectrum = np.fft.rfft(frames * window)
+    power = np.square(spectrum.real) + np.square(spectrum.imag)
+    return power.astype(np.float32, copy=False)
+
+
+def extractor_values(checkpoint: Checkpoint, name: str = "feature_extractor") -> dict[str, Any]:
+    """Return what a checkpoint's files say about its feature extractor. name: what it is called in
+    the file of all processors. Raises ModelError if there are none or one is wrong."""
     folder = folder_of(checkpoint)
     own, shared = (folder / name for name in FILES)
     if own.is_file():
         return json_object(own)
-    values = json_object(shared).get("feature_extractor") if shared.is_file() else None
+    values = json_object(shared).get(name) if shared.is_file() else None
     if not isinstance(values, Mapping):
         raise ModelError(
-            f"{folder} has neither {FILES[0]} nor a feature_extractor in {FILES[1]}; one of them "
+            f"{folder} has neither {FILES[0]} nor {name} in {FILES[1]}; one of them "
             "says how audio is processed. Copy it from the model's repository"
         )
     return dict(values)

@@ -107,8 +107,8 @@ def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise RequestError if there are options of a processor that takes none."""
     if options:
         raise RequestError(
-            f"mm_processor_kwargs has {', '.join(sorted(options))}; this model's processor of audio "
-            "takes none. Leave them out",
+            f"mm_processor_kwargs has {', '.join(sorted(options))}; this model's processor of "
+            "audio takes none. Leave them out",
             parameter="mm_processor_kwargs",
         )
 
