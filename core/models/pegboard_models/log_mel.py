@@ -50,10 +50,10 @@ class LogMel:
                     f"number from 1 on. Correct {FILES[0]}"
                 )
         mel = cls(*values)
-        found = mel.num_bins, mel.num_samples // mel.hop
-        if sizes is not None and found != (sizes.num_bins, 2 * sizes.max_positions):
+        shape = mel.num_bins, mel.num_samples // mel.hop
+        if sizes is not None and shape != (sizes.num_bins, 2 * sizes.max_positions):
             raise ModelError(
-                f"the checkpoint's feature extractor makes {found[0]} mel bins and {found[1]} "
+                f"the checkpoint's feature extractor makes {shape[0]} mel bins and {shape[1]} "
                 f"frames; its audio encoder takes {sizes.num_bins} and {2 * sizes.max_positions}. "
                 f"Correct {FILES[0]} or the config"
             )
@@ -103,10 +103,10 @@ def extractor_values(checkpoint: Checkpoint, name: str = "feature_extractor") ->
     """Return what a checkpoint's files say about its feature extractor. name: what it is called in
     the file of all processors. Raises ModelError if there are none or one is wrong."""
     folder = folder_of(checkpoint)
-    own, shared = (folder / name for name in FILES)
-    if own.is_file():
-        return json_object(own)
-    values = json_object(shared).get(name) if shared.is_file() else None
+    file, whole = (folder / name for name in FILES)
+    if file.is_file():
+        return json_object(file)
+    values = json_object(whole).get(name) if whole.is_file() else None
     if not isinstance(values, Mapping):
         raise ModelError(
             f"{folder} has neither {FILES[0]} nor {name} in {FILES[1]}; one of them "
