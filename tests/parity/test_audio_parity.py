@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pegboard_model_granite_speech import sizes as granite_sizes
 from pegboard_model_granite_speech.granite_speech import GraniteSpeech
 from pegboard_model_qwen2_audio import defaults as qwen2_audio_defaults
-from pegboard_model_qwen2_audio.qwen2_audio import Qwen2Audio
+from pegboard_model_qwen2_audio.qwen2_audio import AudioFlamingo3, Qwen2Audio
 from pegboard_model_voxtral import defaults as voxtral_defaults
 from pegboard_model_voxtral.voxtral import Voxtral
 from tiny_media import (
@@ -60,8 +60,14 @@ MARKS = {
     "qwen2_audio": "<|audio_bos|> <|AUDIO|> <|audio_eos|>",
     "voxtral": "[BEGIN_AUDIO] [AUDIO]",
     "granite_speech": "<|audio|>",
+    "audioflamingo3": "<sound>",
 }
-MODELS = {"qwen2_audio": Qwen2Audio, "voxtral": Voxtral, "granite_speech": GraniteSpeech}
+MODELS = {
+    "qwen2_audio": Qwen2Audio,
+    "voxtral": Voxtral,
+    "granite_speech": GraniteSpeech,
+    "audioflamingo3": AudioFlamingo3,
+}
 CONFORMER = {
     "input_dim": 2 * BINS,
     "num_layers": 3,
@@ -89,6 +95,11 @@ ENCODERS: dict[str, dict[str, Any]] = {
     },
     "voxtral": {
         "text_config": {"model_type": "llama", **MEDIA_TEXT},
+        "audio_config": ENCODER,
+        "audio_token_id": AUDIO,
+    },
+    "audioflamingo3": {
+        "text_config": {"model_type": "qwen2", **MEDIA_TEXT},
         "audio_config": ENCODER,
         "audio_token_id": AUDIO,
     },
@@ -231,7 +242,29 @@ def encode_alone(model: Any) -> None:
     inner.get_audio_features = each_alone
 
 
+def flamingo_inputs(tokenizer: Any, extractor: Any) -> Callable[[Prompt], Mapping[str, Tensor]]:
+    """Return what makes the arguments of transformers' model. Its processor takes one item of a
+    prompt, so the others are processed alone."""
+    processor = transformers.AudioFlamingo3Processor(extractor, tokenizer)
+
+    def inputs(one: Prompt) -> Mapping[str, Tensor]:
+        given_samples = samples_of(one)
+        if not given_samples:
+            return tokenizer(one["prompt"], return_tensors="pt")
+        each = [processor(text="<sound>", audio=samples) for samples in given_samples]
+        texts = one["prompt"].split("<sound>")
+        whole = texts[0]
+        for made, text in zip(each, texts[1:], strict=True):
+            whole += "<sound>" * made["input_ids"].shape[1] + text
+        names = ("input_features", "input_features_mask")
+        more = {name: torch.cat([made[name] for made in each]) for name in names}
+        return {**tokenizer(whole, return_tensors="pt"), **more}
+
+    return inputs
+
+
 INPUTS = {
+    "audioflamingo3": flamingo_inputs,
     "qwen2_audio": qwen2_audio_inputs,
     "voxtral": voxtral_inputs,
     "granite_speech": granite_speech_inputs,
@@ -241,7 +274,12 @@ INPUTS = {
 def write(kind: str, folder: Path) -> MediaReference:
     """Write a model with the values of its feature extractor."""
     config = {**ENCODERS[kind], "tie_word_embeddings": False}
-    model = random_model(transformers.AutoModelForMultimodalLM, kind, **config)
+    auto = (
+        transformers.AutoModelForSeq2SeqLM
+        if kind == "audioflamingo3"
+        else transformers.AutoModelForMultimodalLM
+    )
+    model = random_model(auto, kind, **config)
     model.save_pretrained(folder)
     marks = MARKS[kind].split()
     named = sorted(marks, key=lambda mark: "bos" in mark or "eos" in mark or "BEGIN" in mark)
@@ -334,6 +372,9 @@ def their_rows(
     if isinstance(given_inputs["input_features"], Items):
         rows = inner.get_audio_features(given_inputs["input_features"]).pooler_output
         return (rows * model.config.text_config.embedding_multiplier).split(counts)
+    if "input_features_mask" in given_inputs:
+        given_parts = given_inputs["input_features"], given_inputs["input_features_mask"]
+        return inner.get_audio_features(*given_parts).pooler_output.split(counts)
     handle = inner.multi_modal_projector.register_forward_hook(lambda *given: made.append(given[2]))
     model(**given_inputs)
     handle.remove()
@@ -396,6 +437,10 @@ def test_values_that_a_config_lacks() -> None:
     theirs = transformers.Qwen2AudioConfig().to_dict()
     assert qwen2_audio_defaults.AUDIO.items() <= theirs["audio_config"].items()
     assert theirs["audio_token_index"] == qwen2_audio_defaults.AUDIO_TOKEN
+    flamingo = transformers.AudioFlamingo3Config()
+    assert flamingo.audio_token_id == qwen2_audio_defaults.FLAMINGO_AUDIO_TOKEN
+    for name, value in qwen2_audio_defaults.AUDIO.items():
+        assert getattr(flamingo.audio_config, name) == value
     voxtral = transformers.VoxtralConfig().audio_config
     assert {name: getattr(voxtral, name) for name in voxtral_defaults.AUDIO} == (
         voxtral_defaults.AUDIO

@@ -1,1 +1,1 @@
-"""Qwen2-Audio."""
+"""Qwen2-Audio and Audio Flamingo 3."""

@@ -49,7 +49,8 @@ class Voxtral(WithLanguageModel):
         """items: input_features [parts, mel bins, frames] → [rows, hidden] of each. The features
         that follow each other are one row: as many as have the width of the projector."""
         parts = [item["input_features"] for item in items]
-        features = torch.cat(self.encoder.forward([*torch.cat(parts)])).view(-1, self.width)
-        rows = self.projector.forward(features)
+        # one by one, because an hour at once would need gigabytes
+        features = [self.encoder.forward([part])[0] for part in torch.cat(parts)]
+        rows = self.projector.forward(torch.cat(features).view(-1, self.width))
         per_part = len(rows) // sum(len(each) for each in parts)
         return [*rows.split([len(each) * per_part for each in parts])]
