@@ -27,6 +27,7 @@ NEEDS_EXTRA = {
         "pegboard_models.pixtral_images",
         "pegboard_models.processing",
     ),
+    ("pegboard-models", "audio"): ("pegboard_models.log_mel",),
     ("pegboard-testing", "images"): (
         "pegboard_testing.contract_multimodal_processor",
         "pegboard_testing.media_peers",

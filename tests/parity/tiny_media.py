@@ -86,9 +86,14 @@ class MediaReference:
 
 
 def make_media_model(model_type: str, **config: Any) -> Any:
-    """Return a tiny transformers model. Every tensor is random."""
+    """Return a tiny transformers model of images. Every tensor is random."""
+    return random_model(AutoModelForImageTextToText, model_type, **config)
+
+
+def random_model(auto: Any, model_type: str, **config: Any) -> Any:
+    """Return a tiny transformers model. Every tensor is random. auto: the class that makes it."""
     torch.manual_seed(7)
-    model = AutoModelForImageTextToText.from_config(
+    model = auto.from_config(
         AutoConfig.for_model(model_type, **config), dtype=torch.float32, attn_implementation="eager"
     ).eval()
     with torch.no_grad():

@@ -15,6 +15,7 @@ ARCHITECTURES = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
@@ -45,6 +46,14 @@ SIZES: Mapping[str, Mapping[str, int]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "vocab_size": 32000,
+    },
+    "qwen2": {
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 151936,
     },
 }
 """The sizes that a text_config of this model_type lacks, as in transformers. Older checkpoints do

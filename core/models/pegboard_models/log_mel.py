@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard_models.processing import FILES, folder_of, json_object
+from pegboard_models.whisper_sizes import WhisperSizes
 
 TOP_HZ = 8000.0
 """The highest frequency of the filters."""
@@ -35,8 +36,9 @@ class LogMel:
     seconds: int = 30
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> LogMel:
-        """Read what a checkpoint says about its WhisperFeatureExtractor. Raises ModelError."""
+    def of(cls, checkpoint: Checkpoint, sizes: WhisperSizes | None = None) -> LogMel:
+        """Read what a checkpoint says about its WhisperFeatureExtractor. sizes: of the encoder that
+        takes what it makes; None = it is not checked. Raises ModelError."""
         names = ("feature_size", "sampling_rate", "n_fft", "hop_length", "chunk_length")
         defaults = (80, 16_000, 400, 160, 30)
         given = extractor_values(checkpoint)
@@ -47,7 +49,15 @@ class LogMel:
                     f"the checkpoint's feature extractor has {name}={value!r}; expected a whole "
                     f"number from 1 on. Correct {FILES[0]}"
                 )
-        return cls(*values)
+        mel = cls(*values)
+        shape = mel.num_bins, mel.num_samples // mel.hop
+        if sizes is not None and shape != (sizes.num_bins, 2 * sizes.max_positions):
+            raise ModelError(
+                f"the checkpoint's feature extractor makes {shape[0]} mel bins and {shape[1]} "
+                f"frames; its audio encoder takes {sizes.num_bins} and {2 * sizes.max_positions}. "
+                f"Correct {FILES[0]} or the config"
+            )
+        return mel
 
     @property
     def num_samples(self) -> int:
@@ -69,29 +79,37 @@ class LogMel:
         half = self.size // 2
         sounding = min(total, -(-(count + half) // self.hop))
         padded = np.pad(whole, half, mode="reflect")
-        frames = sliding_window_view(padded, self.size)[:: self.hop][:sounding]
-        spectrum = np.fft.rfft(frames * hann(self.size))
-        power = np.square(spectrum.real) + np.square(spectrum.imag)
         filters = mel_filters(self.num_bins, self.size, self.rate)
         mel = np.full((total, self.num_bins), FLOOR, np.float32)
-        mel[:sounding] = power.astype(np.float32, copy=False) @ filters
+        mel[:sounding] = powers(padded, hann(self.size), self.hop, sounding) @ filters
         logs = np.log10(np.maximum(mel, FLOOR, out=mel), out=mel)
         if total:
             np.maximum(logs, logs.max() - RANGE, out=logs)
         return np.ascontiguousarray(((logs + 4.0) / 4.0).T, np.float32)
 
 
-def extractor_values(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what a checkpoint's files say about its feature extractor. Raises ModelError if there
-    are none or one is wrong."""
+def powers(
+    padded: np.ndarray, window: np.ndarray, hop: int, count: int | None = None
+) -> np.ndarray:
+    """Return the power of each frequency, float32 [frames, 1 + size // 2]. padded: samples; a frame
+    of the window's size begins after each `hop`. count: of frames; None = all."""
+    frames = sliding_window_view(padded, len(window))[::hop][:count]
+    spectrum = np.fft.rfft(frames * window)
+    power = np.square(spectrum.real) + np.square(spectrum.imag)
+    return power.astype(np.float32, copy=False)
+
+
+def extractor_values(checkpoint: Checkpoint, name: str = "feature_extractor") -> dict[str, Any]:
+    """Return what a checkpoint's files say about its feature extractor. name: what it is called in
+    the file of all processors. Raises ModelError if there are none or one is wrong."""
     folder = folder_of(checkpoint)
-    own, shared = (folder / name for name in FILES)
-    if own.is_file():
-        return json_object(own)
-    values = json_object(shared).get("feature_extractor") if shared.is_file() else None
+    file, whole = (folder / name for name in FILES)
+    if file.is_file():
+        return json_object(file)
+    values = json_object(whole).get(name) if whole.is_file() else None
     if not isinstance(values, Mapping):
         raise ModelError(
-            f"{folder} has neither {FILES[0]} nor a feature_extractor in {FILES[1]}; one of them "
+            f"{folder} has neither {FILES[0]} nor {name} in {FILES[1]}; one of them "
             "says how audio is processed. Copy it from the model's repository"
         )
     return dict(values)

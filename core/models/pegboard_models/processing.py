@@ -103,6 +103,16 @@ class ImageProcessor:
         return {str(name): value for name, value in arrays.items()}
 
 
+def refuse_options(options: Mapping[str, Any]) -> None:
+    """Raise RequestError if there are options of a processor that takes none."""
+    if options:
+        raise RequestError(
+            f"mm_processor_kwargs has {', '.join(sorted(options))}; this model's processor of "
+            "audio takes none. Leave them out",
+            parameter="mm_processor_kwargs",
+        )
+
+
 def token_of(config: Mapping[str, Any], modality: str, default: int | None = None) -> int:
     """Return the id of the token that stands for an item of this modality. default: of configs that
     name none. Raises ModelError."""

@@ -38,7 +38,7 @@ class WhisperSizes:
     ) -> WhisperSizes:
         """Read the config of an encoder. defaults: of configs that lack a value, by Whisper's
         names. Raises ModelError."""
-        values: list[int] = []
+        values: dict[str, int] = {}
         for name, other in NAMES.items():
             value = config.get(name, config.get(other, (defaults or {}).get(name)))
             if type(value) is not int or value < 1:
@@ -46,8 +46,16 @@ class WhisperSizes:
                     f"the checkpoint's audio encoder has {name}={value!r}; expected a whole number "
                     "from 1 on. Correct its config"
                 )
-            values.append(value)
-        sizes = cls(*values, activation=str(config.get("activation_function") or "gelu"))
+            values[name] = value
+        sizes = cls(
+            hidden_size=values["d_model"],
+            num_layers=values["encoder_layers"],
+            num_heads=values["encoder_attention_heads"],
+            intermediate_size=values["encoder_ffn_dim"],
+            num_bins=values["num_mel_bins"],
+            max_positions=values["max_source_positions"],
+            activation=str(config.get("activation_function") or "gelu"),
+        )
         if sizes.hidden_size % sizes.num_heads:
             raise ModelError(
                 f"the checkpoint's audio encoder has d_model={sizes.hidden_size}, which is not a "

@@ -1,4 +1,4 @@
-"""What tests of processors of images compare with: processors of transformers, and setups of small
+"""What tests of processors compare with: processors of transformers, and setups of small
 checkpoints."""
 
 from __future__ import annotations
@@ -30,6 +30,19 @@ def random_images() -> Any:
     sides = st.tuples(st.integers(1, MOST), st.integers(1, MOST), st.integers(0, 99))
     usable = sides.filter(lambda drawn: max(drawn[:2]) <= THINNEST * min(drawn[:2]))
     return usable.map(lambda drawn: random_image(*drawn))
+
+
+def random_audio(shortest: float, longest: float) -> Any:
+    """Return a strategy that makes float32 noise [samples] of 16,000 samples per second. shortest,
+    longest: in seconds."""
+    from hypothesis import strategies as st
+
+    def made(count: int, seed: int, loudness: float) -> np.ndarray:
+        random = np.random.default_rng(seed)
+        return np.asarray(random.normal(size=count) * loudness, np.float32)
+
+    counts = st.integers(max(1, round(shortest * 16_000)), round(longest * 16_000))
+    return st.builds(made, counts, st.integers(0, 99), st.sampled_from([1e-3, 0.1, 1.0]))
 
 
 def check_image(theirs: Any, ours: Any, mark: str, image: Any, *, is_batched: bool) -> Any:

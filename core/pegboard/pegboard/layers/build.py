@@ -106,9 +106,12 @@ class Build:
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     def at(self, name: str | int) -> Build:
-        """Return the same build for a submodule."""
-        path = f"{self.path}.{name}" if self.path else str(name)
-        return replace(self, path=self.renamed.get(path, path))
+        """Return the same build for a submodule. name: may have several parts."""
+        path = self.path
+        for part in str(name).split("."):
+            path = f"{path}.{part}" if path else part
+            path = self.renamed.get(path, path)
+        return replace(self, path=path)
 
     def has(self, path: str) -> bool:
         """Return whether the checkpoint has a tensor below this path."""

@@ -3,11 +3,15 @@ digits, reasoning is part of the content, and a tool's answer may contain the to
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
 import re
 import string
+import wave
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from pegboard.errors import RequestError
@@ -107,7 +111,37 @@ def _parts(message: Mapping[str, Any]) -> str | list[dict[str, Any]]:
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    return [{"type": "text", "text": text} for text in _texts(content)]
+    return [
+        silence() if _is_audio(part) else {"type": "text", "text": _text_of(part)}
+        for part in content
+    ]
+
+
+def _is_audio(part: Any) -> bool:
+    """Whether an audio stands here, which the engine has already."""
+    return isinstance(part, Mapping) and part.get("type") == "audio" and "placeholder" in part
+
+
+@cache
+def silence() -> dict[str, Any]:
+    """Return a part with audio of mistral-common's kind. Its place is what counts."""
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(bytes(3200))
+    data = base64.b64encode(content.getvalue()).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+def one_each(token_ids: Sequence[int], token_id: int | None) -> list[int]:
+    """Return the ids with one `token_id` instead of several after each other: mistral-common
+    writes as many as an audio has rows."""
+    before = [None, *token_ids]
+    return [
+        one for one, last in zip(token_ids, before, strict=False) if one != token_id or one != last
+    ]
 
 
 def _text(message: Mapping[str, Any]) -> str:
@@ -116,20 +150,16 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _texts(parts: Sequence[Any]) -> list[str]:
-    texts = []
-    for part in parts:
-        text = (
-            part
-            if isinstance(part, str)
-            else part.get("text")
-            if isinstance(part, Mapping)
-            else None
+    return [_text_of(part) for part in parts]
+
+
+def _text_of(part: Any) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else part
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise RequestError(
+            "the tokenizer 'mistral' writes only text and the audio of users, but got a part of "
+            f"type {kind!r}",
+            parameter="messages",
         )
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestError(
-                f"the tokenizer 'mistral' writes only text, but got a part of type {kind!r}",
-                parameter="messages",
-            )
-        texts.append(text)
-    return texts
+    return text

@@ -18,11 +18,12 @@ from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerS
 from pegboard_chat import ByteTextStream, ChatTemplate, TransformersMethods
 from pegboard_chat.chat_template import check_end
 from pegboard_chat.request_limits import num_text_chars, too_long
-from pegboard_tokenizer_mistral.conversation import mistral_messages, mistral_tools
+from pegboard_tokenizer_mistral.conversation import mistral_messages, mistral_tools, one_each
 from pegboard_tokenizer_mistral.files import load, tokenizer_file
 from pegboard_tokenizer_mistral.token_bytes import token_bytes
 
 THINK = "[THINK]"
+AUDIO = "[AUDIO]"
 
 
 class MistralCommonTokenizer(TransformersMethods):
@@ -146,14 +147,21 @@ class MistralCommonTokenizer(TransformersMethods):
             )
             if chat.continue_final_message:
                 request.messages[-1].prefix = True
-            return list(self._mistral.encode_chat_completion(request).tokens)
+            tokens = self._mistral.encode_chat_completion(request).tokens
+            return one_each(tokens, self._special_by_text.get(AUDIO))
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
             raise RequestError(
                 f"mistral-common refuses the chat: {place}: {first['msg']}", parameter="messages"
             ) from error
-        except (MistralCommonException, ValueError, TypeError, AssertionError) as error:
+        except (
+            MistralCommonException,
+            ValueError,
+            TypeError,
+            AssertionError,
+            ImportError,
+        ) as error:
             raise RequestError(
                 f"mistral-common refuses the chat: {error}", parameter="messages"
             ) from error

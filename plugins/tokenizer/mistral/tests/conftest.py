@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,8 +43,22 @@ PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+
 WORDS = ("hello", " world", " the", "größer", "日本", " weather", "Paris", '{"', '": "', '"}')
 
 
+AUDIO = {
+    "sampling_rate": 16000,
+    "frame_rate": 12.5,
+    "audio_encoding_config": {"num_mel_bins": 128, "hop_length": 160, "window_size": 400},
+    "chunk_length_s": 30.0,
+}
+AUDIO_TOKENS = ("[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]")
+
+
 def tekken(
-    folder: Path, version: str = "v13", words: Sequence[str] = WORDS, without: Sequence[str] = ()
+    folder: Path,
+    version: str = "v13",
+    words: Sequence[str] = WORDS,
+    without: Sequence[str] = (),
+    *,
+    with_audio: bool = False,
 ) -> Path:
     """tekken.json: all bytes, and the words with their prefixes (which make merges possible)."""
     tokens = [bytes([value]) for value in range(256)]
@@ -51,8 +66,9 @@ def tekken(
         data = word.encode()
         tokens += [data[:size] for size in range(2, len(data) + 1) if data[:size] not in tokens]
     special = [token for token in SPECIAL if token not in without]
+    special += AUDIO_TOKENS if with_audio else ()
     num_special = len(special) + 4  # mistral-common fills in the rest
-    content = {
+    content: dict[str, Any] = {
         "config": {
             "pattern": PATTERN,
             "num_vocab_tokens": len(tokens),
@@ -73,6 +89,8 @@ def tekken(
             for rank, text in enumerate(special)
         ],
     }
+    if with_audio:
+        content["audio"] = AUDIO
     path = folder / "tekken.json"
     path.write_text(json.dumps(content))
     return path

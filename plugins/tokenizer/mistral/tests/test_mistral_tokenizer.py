@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mistral_common.tokens.tokenizers.tekken import SpecialTokenPolicy
 from pegboard_tokenizer_mistral.conversation import call_id
@@ -189,6 +189,46 @@ def test_the_last_message_is_continued(tmp_path: Path, write_tekken: Write, vers
         written(
             tokenizer, messages=TURNS[:2], add_generation_prompt=False, continue_final_message=True
         )
+
+
+SOUND = {"type": "audio", "placeholder": "[BEGIN_AUDIO][AUDIO]"}
+
+
+@given(st.lists(st.sampled_from([SOUND, " the", "hello", "Paris"]), min_size=1, max_size=6))
+@settings(max_examples=20, deadline=None)
+def test_audio_has_one_placeholder_each(with_audio: Any, parts: list[Any]) -> None:
+    """Where the audio is, the ids are those of the placeholder's text. Texts that follow each other
+    are paragraphs, as without audio."""
+    content = [part if part is SOUND else {"type": "text", "text": part} for part in parts]
+    expected = ""
+    last: Any = SOUND
+    for part in parts:
+        if part is SOUND:
+            expected += SOUND["placeholder"]
+        else:
+            expected += part if last is SOUND else f"\n\n{part}"
+        last = part
+    found = with_audio.render(Chat(messages=[{"role": "user", "content": content}])).token_ids
+    assert with_audio.decode(found) == f"<s>[INST]{expected}[/INST]"
+    placeholder = with_audio.encode(SOUND["placeholder"], add_special_tokens=False)
+    assert [found[i : i + 2] for i, one in enumerate(found) if one == placeholder[0]] == (
+        [placeholder] * parts.count(SOUND)
+    )
+
+
+@pytest.fixture(scope="module")
+def with_audio(
+    write_tekken: Write, tmp_path_factory: pytest.TempPathFactory
+) -> MistralCommonTokenizer:
+    folder = tmp_path_factory.mktemp("tekken")
+    write_tekken(folder, with_audio=True)
+    return made(folder)
+
+
+def test_audio_of_a_tokenizer_without_it(write_tekken: Write, tmp_path: Path) -> None:
+    write_tekken(tmp_path)
+    with pytest.raises(RequestError, match="mistral-common refuses the chat"):
+        made(tmp_path).render(Chat(messages=[{"role": "user", "content": [SOUND]}]))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

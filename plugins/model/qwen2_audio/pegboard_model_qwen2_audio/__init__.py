@@ -1,0 +1,1 @@
+"""Qwen2-Audio and Audio Flamingo 3."""
