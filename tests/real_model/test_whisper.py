@@ -88,9 +88,7 @@ def test_the_tokens_of_transformers(tiny: Path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def client(
-    base: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[openai.OpenAI]:
+def client(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     place = tmp_path_factory.mktemp("server")
     settings = ("--dtype", "float32", "--max-model-len", "448", "--max-num-seqs", "4")
     names = ("--served-model-name", "whisper-1")

@@ -146,7 +146,9 @@ def hugging_face_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
     def put_parts(source: str, target: str, parts: str) -> None:
         for kind in ("weight", "bias"):
-            for part, rows in zip(parts, tensors[f"{source}/{kind}"].chunk(len(parts)), strict=True):
+            for part, rows in zip(
+                parts, tensors[f"{source}/{kind}"].chunk(len(parts)), strict=True
+            ):
                 if (part, kind) != ("k", "bias"):  # it is zero
                     named[f"{target}.{part}_proj.{kind}"] = rows.clone()
 
@@ -212,7 +214,9 @@ def write_configs(
     )
     config.save_pretrained(folder)
     WhisperFeatureExtractor(feature_size=num_bins).save_pretrained(folder)
-    languages = {token: number for token, number in ids.items() if number in given.get("lang_ids", ())}
+    languages = {
+        token: number for token, number in ids.items() if number in given.get("lang_ids", ())
+    }
     tasks = {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")}
     is_multilingual = vocab_size != 51864
     generation = GenerationConfig(

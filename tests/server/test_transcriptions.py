@@ -71,7 +71,10 @@ def posted(server: Server, path: str = "transcriptions", **form: Any) -> httpx.R
 
 def greedy(whisper: MediaReference, samples: np.ndarray, prompt: list[int]) -> str:
     """The text that transformers answers. prompt: token ids; only the first ones are words."""
-    words = [f"w{token}" if token < NUM_TEXT_TOKENS else SPECIAL[token - NUM_TEXT_TOKENS] for token in prompt]
+    words = [
+        f"w{token}" if token < NUM_TEXT_TOKENS else SPECIAL[token - NUM_TEXT_TOKENS]
+        for token in prompt
+    ]
     one = {**about((samples, RATE)), "prompt": " ".join(words)}
     outputs: list[int] = []
     while len(outputs) < COUNT and NUM_TEXT_TOKENS not in outputs:
@@ -97,9 +100,7 @@ def test_the_answer_of_transformers(
         prompt="w7 w8",
         extra_body={"max_completion_tokens": COUNT},
     )
-    assert answer.text == greedy(
-        whisper, heard, [BEFORE, 7, 8, BEGIN, DE, TRANSCRIBE, NO_TIMES]
-    )
+    assert answer.text == greedy(whisper, heard, [BEFORE, 7, 8, BEGIN, DE, TRANSCRIBE, NO_TIMES])
     assert answer.usage is not None and answer.usage.seconds == 2
 
 
@@ -130,9 +131,7 @@ def test_a_long_recording(whisper: MediaReference, server: Server) -> None:
     samples = spoken(5.5, 3)
     clips = cut(samples, RATE, SECONDS)
     assert len(clips) > 2 and np.array_equal(np.concatenate([c.samples for c in clips]), samples)
-    texts = [
-        greedy(whisper, clip.samples, [BEGIN, EN, TRANSCRIBE, NO_TIMES]) for clip in clips
-    ]
+    texts = [greedy(whisper, clip.samples, [BEGIN, EN, TRANSCRIBE, NO_TIMES]) for clip in clips]
     given = {"file": file_of(samples), "language": "en"}
     text = posted(server, **given, response_format="text").text.strip()
     assert text.split() == " ".join(texts).split() or text == "".join(texts).strip()
@@ -175,7 +174,9 @@ def test_many_at_once(server: Server) -> None:
     files = [file_of(spoken(1.0, seed)) for seed in range(12)]
     alone = [posted(server, file=file, language="en").json() for file in files]
     with ThreadPoolExecutor(12) as threads:
-        together = list(threads.map(lambda file: posted(server, file=file, language="en").json(), files))
+        together = list(
+            threads.map(lambda file: posted(server, file=file, language="en").json(), files)
+        )
     assert alone == together
 
 

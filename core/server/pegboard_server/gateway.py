@@ -245,7 +245,9 @@ class Gateway:
                 DATA_PARALLEL_RANK.set(_rank(rank.decode("latin-1")))
             scope.setdefault("state", {})["request_id"] = request_id
             self._check(scope, headers)
-            await self.app(scope, self._limited(receive, scope["state"], self._limit_of(scope)), send_back)
+            await self.app(
+                scope, self._limited(receive, scope["state"], self._limit_of(scope)), send_back
+            )
             # kept, it would be a cycle with the request and its body
             answered = scope["state"].pop(ERROR, None)
             if answered is not None:

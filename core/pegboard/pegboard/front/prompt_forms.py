@@ -88,16 +88,18 @@ def _from_parts(value: Mapping[str, Any]) -> Prompt:
         if value.get(part) is None:
             raise RequestError(f"{expected}, and {part} is missing", parameter=part)
     encoder, decoder = (value[part] for part in _PARTS)
-    if not isinstance(encoder, Mapping) or encoder.get("prompt") or not _from_mapping(encoder).media:
+    if (
+        not isinstance(encoder, Mapping)
+        or encoder.get("prompt")
+        or not _from_mapping(encoder).media
+    ):
         raise RequestError(
             'encoder_prompt must be {"prompt": "", "multi_modal_data": …}: encoders take no text',
             parameter="encoder_prompt",
         )
     prompt = as_prompt(decoder)
     if prompt.media:
-        raise RequestError(
-            "multi_modal_data goes into encoder_prompt", parameter="decoder_prompt"
-        )
+        raise RequestError("multi_modal_data goes into encoder_prompt", parameter="decoder_prompt")
     source = _from_mapping(encoder)
     options = {**source.media_options, **_mapping(value, "mm_processor_kwargs")}
     return replace(prompt, media=source.media, media_options=options)

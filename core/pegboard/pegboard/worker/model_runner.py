@@ -220,7 +220,9 @@ class ModelRunner:
         """Store what cross attention reads, at the begin of a request."""
         if new.num_computed_tokens:
             return  # it shares the blocks of another completion
-        steps = {i: each.storing(new.row, self.parts.device) for i, each in self.inputs.cross.items()}
+        steps = {
+            i: each.storing(new.row, self.parts.device) for i, each in self.inputs.cross.items()
+        }
         for item in new.media:
             self.parts.loaded.store_encoded(self.given.encoded[item.digest], steps)
 

@@ -92,7 +92,9 @@ async def read_form(http: Request, model: type[RecordingFields]) -> Upload:
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
             if name != "file":
-                raise MalformedRequest(f"unknown file {name[:100]!r}; expected file", parameter=name)
+                raise MalformedRequest(
+                    f"unknown file {name[:100]!r}; expected file", parameter=name
+                )
             content = await value.read()
         elif name.endswith("[]"):
             given.setdefault(name.removesuffix("[]"), []).append(value)

@@ -124,7 +124,9 @@ class TranscriptionRoute:
             check_finished(output.outputs[0].finish_reason, output.request_id)
         if has_times:
             lines = self._lines(whole, clips, transcriber)
-            return self._timed(lines, request, seconds, language and transcriber.languages[language])
+            return self._timed(
+                lines, request, seconds, language and transcriber.languages[language]
+            )
         text = "".join(output.outputs[0].text for output in whole).strip()
         if request.response_format == "text":
             return PlainTextResponse(f"{text}\n")
@@ -198,7 +200,9 @@ class TranscriptionRoute:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         options = ids.options(0, -1)
-        outputs = merge([self._client.generate(about(clip, question, transcriber), params, options)])
+        outputs = merge(
+            [self._client.generate(about(clip, question, transcriber), params, options)]
+        )
         (output,) = await last_outputs(outputs, 1)
         check_finished(output.outputs[0].finish_reason, output.request_id)
         return codes[output.outputs[0].token_ids[0]]
@@ -275,7 +279,10 @@ class TranslationRoute(TranscriptionRoute):
     fields = TranslationRequest
 
     def check(self, request: Any, transcriber: Transcriber) -> None:
-        if request.to_language is not None and language_of(request.to_language, transcriber) != "en":
+        if (
+            request.to_language is not None
+            and language_of(request.to_language, transcriber) != "en"
+        ):
             raise RequestError(
                 f"to_language: only en is possible, got {request.to_language[:60]!r}",
                 parameter="to_language",

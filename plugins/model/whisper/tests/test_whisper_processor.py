@@ -147,14 +147,19 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     [
         ([], []),
         ([1, 2], [Segment(0.0, 1.0, 0, [1, 2])]),
-        ([FIRST, 1, FIRST + 10, FIRST + 20, 2, FIRST + 30, END], [(0, 0.2, 1, [1]), (0.4, 0.6, 4, [2])]),
+        (
+            [FIRST, 1, FIRST + 10, FIRST + 20, 2, FIRST + 30, END],
+            [(0, 0.2, 1, [1]), (0.4, 0.6, 4, [2])],
+        ),
         ([FIRST + 5, 1, 2, FIRST + 20, FIRST + 20, 3], [(0.1, 0.4, 1, [1, 2]), (0.4, 1.0, 5, [3])]),
         ([FIRST, 1, FIRST + 59, END], [Segment(0.0, 1.0, 1, [1])]),
         ([FIRST, END], []),
     ],
 )
 def test_segments(transcriber: WhisperTranscriber, answer: Any, expected: Any) -> None:
-    assert transcriber.segments(answer, 1.0) == [Segment(*each) if isinstance(each, tuple) else each for each in expected]
+    assert transcriber.segments(answer, 1.0) == [
+        Segment(*each) if isinstance(each, tuple) else each for each in expected
+    ]
 
 
 @given(data=st.data())

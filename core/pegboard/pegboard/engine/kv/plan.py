@@ -139,7 +139,9 @@ def capacity(plan: KVPlan) -> str:
     ]
     states = [group.spec.retain for group in plan.groups if isinstance(group.spec.retain, State)]
     if not states:
-        of_encoders = blocks_per_request(msgspec.structs.replace(plan, groups=tuple(encoders)), 1, 1)
+        of_encoders = blocks_per_request(
+            msgspec.structs.replace(plan, groups=tuple(encoders)), 1, 1
+        )
         num_blocks = plan.num_blocks - 1 - of_encoders
         return f"{num_blocks * min(tokens) // len(tokens):,} tokens"
     every = states[0].checkpoint_every
