@@ -45,12 +45,11 @@ class Qwen2VL(WithLanguageModel):
             self.tower = Tower(root_of(build).at("visual"), sizes)
 
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
-        """items: pixel_values [patches, numbers] and image_grid_thw [3] → [rows, hidden] of
-        each."""
-        grids = [item["image_grid_thw"].tolist() for item in items]
+        """items: pixel_values [patches, numbers] and image_grid_thw [3] of images, or
+        pixel_values_videos and video_grid_thw → [rows, hidden] of each."""
+        name = "pixel_values" if modality == "image" else "pixel_values_videos"
         return [
-            self.tower.forward(item["pixel_values"], height, width)
-            for item, (_, height, width) in zip(items, grids, strict=True)
+            self.tower.forward(item[name], *item[f"{modality}_grid_thw"].tolist()) for item in items
         ]
 
 

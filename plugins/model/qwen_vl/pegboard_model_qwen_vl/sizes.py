@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,11 @@ from pegboard.errors import ModelError
 AXES = ("rope_time", "rope_height", "rope_width")
 """The axes of positions, in the order of the sections of the rotary embedding."""
 IMAGE_TOKEN = 151655
+VIDEO_TOKEN = 151656
+LATER_RATE = 4
+"""Positions of a second, if the config of Qwen2.5-VL does not say."""
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Mean and standard deviation of the colors of CLIP's images."""
 DEFAULTS: Mapping[str, Any] = {
     "depth": 32,
     "num_heads": 16,
@@ -90,6 +95,32 @@ def whole_layers(config: Mapping[str, Any]) -> frozenset[int]:
     if not isinstance(asked, list | tuple) or not all(type(layer) is int for layer in asked):
         raise wrong("fullatt_block_indexes", asked, "a list of layers")
     return frozenset(asked)
+
+
+def rate_of(config: Mapping[str, Any], default: float) -> float:
+    """Return the positions of a second that a vision_config says. Raises ModelError for other
+    values."""
+    rate = config.get("tokens_per_second", default)
+    if type(rate) not in (int, float) or not 0 < rate < float("inf"):
+        raise wrong("tokens_per_second", rate, "a number above 0")
+    return float(rate)
+
+
+def video_defaults(
+    colors: tuple[Sequence[float], Sequence[float]], least: int, most: int
+) -> dict[str, Any]:
+    """Return how videos are processed if no file says. colors: mean and standard deviation. least,
+    most: pixels."""
+    return {
+        "do_resize": True,
+        "size": {"shortest_edge": least, "longest_edge": most},
+        "resample": 3,  # Pillow's bicubic filter
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": colors[0],
+        "image_std": colors[1],
+    }
 
 
 def wrong(name: str, value: object, expected: str) -> ModelError:

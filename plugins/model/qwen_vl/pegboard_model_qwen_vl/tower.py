@@ -1,5 +1,5 @@
-"""The vision towers of Qwen2-VL (Wang et al. 2024) and Qwen2.5-VL (Bai et al. 2025): images of any
-size, with rotary embeddings of the line and the column of a patch."""
+"""The vision towers of Qwen2-VL (Wang et al. 2024) and Qwen2.5-VL (Bai et al. 2025): images and
+videos of any size, with rotary embeddings of the line and the column of a patch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from pegboard_models.vision import activation_of
 EPS = 1e-6
 Rotation = tuple[Tensor, Tensor]
 Runs = Sequence[tuple[int, int]]
-"""Parts of an image, below each other: (parts, patches of each)."""
+"""Parts of an image or a video, below each other: (parts, patches of each)."""
 
 
 class Tower(nn.Module):
-    """(patches [n, 3 · frames · patch · patch], lines, columns of patches) → rows [n / merge²,
-    outer]. The patches of a row are below each other."""
+    """(patches [n, 3 · frames · patch · patch], how many of them are behind, below and beside each
+    other) → rows [n / merge², outer]. The patches of a row are below each other. Those of different
+    times do not attend to each other."""
 
     def __init__(self, build: Build, sizes: TowerSizes) -> None:
         super().__init__()
@@ -41,19 +42,21 @@ class Tower(nn.Module):
         self.first = Linear(merger.at("mlp").at(0), inner, inner, bias=True)
         self.last = Linear(merger.at("mlp").at(2), inner, sizes.outer, bias=True)
 
-    def forward(self, pixels: Tensor, height: int, width: int) -> Tensor:
+    def forward(self, pixels: Tensor, count: int, height: int, width: int) -> Tensor:
         weight = self.patches["weight"].flatten(1)
         merge = self.sizes.merge
         order, lengths = ordered(height // merge, width // merge, self.sizes.window)
-        windows = [(count, rows * self.group) for count, rows in lengths]
+        windows = [(parts, rows * self.group) for parts, rows in lengths] * count
         order = order.to(pixels.device)
+        cos, sin = self.rotation(height, width, order)
+        rotation = cos.repeat(count, 1, 1), sin.repeat(count, 1, 1)
+        order = repeated(order, count)
         pixels = pixels.unflatten(0, (-1, self.group))[order].flatten(0, 1)
         hidden = functional.linear(pixels.to(weight.dtype), weight)
-        rotation = self.rotation(height, width, order)
-        image = [(1, len(hidden))]
+        frames = [(count, height * width)]
         whole = self.sizes.whole
         for index, layer in enumerate(self.layers):
-            runs = image if whole is None or index in whole else windows
+            runs = frames if whole is None or index in whole else windows
             hidden = layer.forward(hidden, rotation, runs)
         grouped = self.norm(hidden).view(len(order), -1)
         rows: Tensor = self.last(functional.gelu(self.first(grouped)))
@@ -87,6 +90,12 @@ def ordered(height: int, width: int, window: int) -> tuple[Tensor, Runs]:
     for each in windows:
         counts[len(each)] = counts.get(len(each), 0) + 1
     return torch.cat(windows), [(count, size) for size, count in counts.items()]
+
+
+def repeated(order: Tensor, count: int) -> Tensor:
+    """Return the order of `count` images of the same size that are below each other."""
+    starts = torch.arange(count, device=order.device) * len(order)
+    return (starts[:, None] + order).flatten()
 
 
 class TowerLayer(nn.Module):

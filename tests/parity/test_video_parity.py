@@ -1,0 +1,98 @@
+"""Models with videos, and with images beside them: the logits of transformers, however the prompts
+are computed."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+import test_qwen_vl_parity as qwen
+from tiny_media import MediaReference, check_media, check_output, mixed_prompts, open_media_llm
+from tiny_models import divide
+
+from pegboard import SamplingParams
+from pegboard_testing.video_peers import random_video
+
+WRITERS: dict[str, tuple[Callable[[Path], MediaReference], str, str]] = {
+    "Qwen2-VL": (lambda folder: qwen.write(folder, "qwen2_vl", "older"), qwen.MARK, qwen.FILM),
+    "Qwen2.5-VL": (lambda folder: qwen.write(folder, "qwen2_5_vl", "older"), qwen.MARK, qwen.FILM),
+}
+"""Family → what writes one of it, and what stands for an image and for a video."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chunks inside an item": {},
+    "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
+    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
+}
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def family(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[MediaReference, Any]:
+    """Return a model, and prompts for it."""
+    write, mark, film = WRITERS[request.param]
+    folder = tmp_path_factory.mktemp("video")
+    return write(folder), mixed_prompts(mark, film)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_logits(family: tuple[MediaReference, Any], settings: dict[str, Any]) -> None:
+    """Twice: the second time, the prefixes are in the cache."""
+    check_media(*family, repeats=2, **settings)
+
+
+def test_stages(family: tuple[MediaReference, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    divide(monkeypatch, 1, 2)
+    check_media(*family, num_tokens=3)
+
+
+def test_two_ranks(family: tuple[MediaReference, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    divide(monkeypatch, 2)
+    check_media(*family, num_tokens=3)
+
+
+def test_frames_in_a_list(family: tuple[MediaReference, Any]) -> None:
+    """A video may be one array or a list of frames; it then has 24 frames a second."""
+    reference, prompts = family
+    frames, _ = random_video(4, 20, 16, seed=5)
+    params = SamplingParams(max_tokens=3, temperature=0, logprobs=-1, ignore_eos=True)
+    with open_media_llm(reference.directory) as llm:
+        for value in (frames, [*frames], [(frames, {"fps": 24})]):
+            one = {**prompts[0], "multi_modal_data": {"video": value}}
+            (output,) = llm.generate([one], params, use_tqdm=False)
+            expected = {**one, "multi_modal_data": {"video": [(frames, 24.0)]}}
+            check_output(reference, expected, output.outputs[0], 1e-4)
+
+
+def film(frames: Any, rate: int) -> str:
+    """Return the data: URL of a video without losses."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="matroska") as container:
+        stream = container.add_stream("ffv1", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "bgr0"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    return "data:video/x-matroska;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def test_a_chat_with_a_file(family: tuple[MediaReference, Any]) -> None:
+    """The file has 9 frames, of which 3 are read."""
+    reference, prompts = family
+    frames, _ = random_video(9, 20, 16, seed=6)
+    content = [
+        {"type": "video_url", "video_url": {"url": film(frames, 3)}},
+        {"type": "text", "text": "w7 w8"},
+    ]
+    params = SamplingParams(max_tokens=3, temperature=0, logprobs=-1, ignore_eos=True)
+    options = {"video": {"num_frames": 3}}
+    with open_media_llm(reference.directory, media_io_kwargs=options) as llm:
+        (output,) = llm.chat([{"role": "user", "content": content}], params, use_tqdm=False)
+    metadata = {"fps": 3, "frames_indices": [0, 4, 8], "total_num_frames": 9}
+    video = frames[[0, 4, 8]], metadata
+    shown = prompts[-1]["prompt"]
+    one = {"prompt": f"w1 {shown} w7 w8 w3", "multi_modal_data": {"video": [video]}}
+    check_output(reference, one, output.outputs[0], 1e-4)
