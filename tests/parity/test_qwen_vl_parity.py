@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from pegboard_media.video import check_video
 from pegboard_model_qwen_vl.qwen_vl import Qwen2VL, Qwen25VL
 from pegboard_model_qwen_vl.sizes import EARLIER, IMAGE_TOKEN, LATER, LATER_WHOLE
 from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
@@ -32,6 +31,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from pegboard import SamplingParams
 from pegboard.errors import ModelError
 from pegboard.plugins.importing import import_object, import_spec
+from pegboard_media.video import check_video
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build, load_layers

@@ -11,6 +11,7 @@ from typing import Any
 
 import av
 import pytest
+import test_qwen3_vl_parity as qwen3
 import test_qwen_vl_parity as qwen
 from tiny_media import MediaReference, check_media, check_output, mixed_prompts, open_media_llm
 from tiny_models import divide
@@ -21,6 +22,8 @@ from pegboard_testing.video_peers import random_video
 WRITERS: dict[str, tuple[Callable[[Path], MediaReference], str, str]] = {
     "Qwen2-VL": (lambda folder: qwen.write(folder, "qwen2_vl", "older"), qwen.MARK, qwen.FILM),
     "Qwen2.5-VL": (lambda folder: qwen.write(folder, "qwen2_5_vl", "older"), qwen.MARK, qwen.FILM),
+    "Qwen3-VL": (lambda folder: qwen3.write(folder, "qwen3_vl"), qwen.MARK, qwen.FILM),
+    "Qwen3-VL-MoE": (lambda folder: qwen3.write(folder, "qwen3_vl_moe"), qwen.MARK, qwen.FILM),
 }
 """Family → what writes one of it, and what stands for an image and for a video."""
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,8 @@ class TowerSizes:
     """width: of the vectors of patches. inner: of the feed-forward blocks. outer: of the rows that
     the tower makes. patch: pixels of a patch's side. frames: of a patch. merge: patches of a row's
     side. window: rows of a window's side. whole: the layers that attend to all of the image
-    instead of a window; None = all layers do, as in Qwen2-VL."""
+    instead of a window; None = all layers do, as in Qwen2-VL. names: of the two matrices of the
+    feed-forward blocks without a gate."""
 
     depth: int
     num_heads: int
@@ -53,20 +54,18 @@ class TowerSizes:
     theta: float
     window: int = 0
     whole: frozenset[int] | None = None
+    names: tuple[str, str] = ("fc1", "fc2")
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, is_later: bool) -> TowerSizes:
         """Read the vision_config. is_later: of Qwen2.5-VL. Raises ModelError for wrong values."""
         given = config.get("vision_config") or {}
         values = {**(LATER if is_later else EARLIER), **given}
-        for name in LATER if is_later else EARLIER:
-            if type(values[name]) is not int or values[name] < 1:
-                raise wrong(name, values[name], "a whole number from 1 on")
+        check_numbers(values, LATER if is_later else EARLIER)
         width = values["hidden_size" if is_later else "embed_dim"]
         patch = values["patch_size"]
         merge = values["spatial_merge_size"]
-        if width % (4 * values["num_heads"]):
-            raise wrong("num_heads", values["num_heads"], f"a divisor of a quarter of {width}")
+        check_heads(values["num_heads"], width)
         inner = values["intermediate_size"] if is_later else width * values["mlp_ratio"]
         rope = given.get("rope_parameters") or {}
         sizes = cls(
@@ -87,6 +86,19 @@ class TowerSizes:
             expected = f"at least {patch * merge}, the pixels of {merge} patches"
             raise wrong("window_size", values["window_size"], expected)
         return sizes
+
+
+def check_numbers(values: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise ModelError for values that are not whole numbers from 1 on."""
+    for name in names:
+        if type(values[name]) is not int or values[name] < 1:
+            raise wrong(name, values[name], "a whole number from 1 on")
+
+
+def check_heads(count: int, width: int) -> None:
+    """Raise ModelError for heads whose channels two axes cannot share."""
+    if width % (4 * count):
+        raise wrong("num_heads", count, f"a divisor of a quarter of {width}")
 
 
 def whole_layers(config: Mapping[str, Any]) -> frozenset[int]:

@@ -48,7 +48,7 @@ class Tower(nn.Module):
         order, lengths = ordered(height // merge, width // merge, self.sizes.window)
         windows = [(parts, rows * self.group) for parts, rows in lengths] * count
         order = order.to(pixels.device)
-        cos, sin = self.rotation(height, width, order)
+        cos, sin = rotation_of(self.sizes, height, width, order)
         rotation = cos.repeat(count, 1, 1), sin.repeat(count, 1, 1)
         order = repeated(order, count)
         pixels = pixels.unflatten(0, (-1, self.group))[order].flatten(0, 1)
@@ -62,20 +62,25 @@ class Tower(nn.Module):
         rows: Tensor = self.last(functional.gelu(self.first(grouped)))
         return torch.empty_like(rows).index_copy_(0, order, rows)
 
-    def rotation(self, height: int, width: int, order: Tensor) -> Rotation:
-        """Return cos and sin for each patch, each [n, 1, channels of a head / 2] float32."""
-        merge = self.sizes.merge
-        device = order.device
-        lines = torch.arange(height, device=device)[:, None].expand(height, width)
-        columns = torch.arange(width, device=device)[None].expand(height, width)
-        places = (
-            torch.stack([lines, columns], 2).unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
-        )
-        places = places.transpose(1, 2).flatten(0, 1)[order].flatten(0, 2)
-        quarter = self.sizes.width // self.sizes.num_heads // 4
-        exponents = torch.arange(quarter, dtype=torch.float32, device=device) / quarter
-        angles = (places[:, :, None] * (1.0 / self.sizes.theta**exponents)).flatten(1)[:, None]
-        return angles.cos(), angles.sin()
+
+def rotation_of(sizes: TowerSizes, height: int, width: int, order: Tensor) -> Rotation:
+    """Return cos and sin for each patch of an image, each [n, 1, channels of a head / 2] float32.
+    height, width: in patches. order: of the rows."""
+    device = order.device
+    lines = torch.arange(height, device=device)[:, None].expand(height, width)
+    columns = torch.arange(width, device=device)[None].expand(height, width)
+    places = in_blocks(torch.stack([lines, columns], 2), sizes.merge)[order].flatten(0, 1)
+    quarter = sizes.width // sizes.num_heads // 4
+    exponents = torch.arange(quarter, dtype=torch.float32, device=device) / quarter
+    angles = (places[:, :, None] * (1.0 / sizes.theta**exponents)).flatten(1)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def in_blocks(plane: Tensor, merge: int) -> Tensor:
+    """Return the vectors of each block of merge · merge patches: [height, width, size] → [blocks,
+    merge², size]."""
+    cut = plane.unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
+    return cut.transpose(1, 2).flatten(0, 1).flatten(1, 2)
 
 
 def ordered(height: int, width: int, window: int) -> tuple[Tensor, Runs]:
@@ -125,7 +130,7 @@ class TowerLayer(nn.Module):
 
 
 def norm_of(build: Build, sizes: TowerSizes) -> Norm:
-    """Return a norm: with a mean and a bias in Qwen2-VL, and without them in Qwen2.5-VL."""
+    """Return a norm: without a mean and a bias in Qwen2.5-VL, and with them in others."""
     kind = LayerNorm if sizes.whole is None else Norm
     return kind(build, sizes.width, EPS)
 
@@ -153,8 +158,9 @@ class TwoLayers(nn.Module):
 
     def __init__(self, build: Build, sizes: TowerSizes) -> None:
         super().__init__()
-        self.up = Linear(build.at("fc1"), sizes.width, sizes.inner, bias=True)
-        self.down = Linear(build.at("fc2"), sizes.inner, sizes.width, bias=True)
+        first, last = sizes.names
+        self.up = Linear(build.at(first), sizes.width, sizes.inner, bias=True)
+        self.down = Linear(build.at(last), sizes.inner, sizes.width, bias=True)
         self.activation = activation_of(sizes.activation)
 
     def forward(self, x: Tensor) -> Tensor:
