@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,21 @@ def video_values(checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> dict[st
     return {name: given.get(name, default) for name, default in defaults.items()}
 
 
+@contextmanager
+def blamed_on(options: Mapping[str, Any]) -> Iterator[None]:
+    """Raise errors of what a video is made of as RequestError. options: of the processor."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        how = f" with {dict(options)}" if options else ""
+        raise RequestError(
+            f"the video could not be processed{how}: {error}",
+            parameter="mm_processor_kwargs" if options else None,
+        ) from error
+
+
 def fitted(
     size: Size, factor: int, least: int, most: int, frames: int = 1, rounded: int = 1
 ) -> Size:
@@ -73,6 +89,40 @@ def resized(frames: np.ndarray, size: Size, resample: int) -> np.ndarray:
         return frames
     images = [Image.fromarray(frame).resize(size[::-1], resample) for frame in frames]
     return np.stack([np.asarray(image) for image in images])
+
+
+def scaled_size(size: Size, values: Mapping[str, Any]) -> Size:
+    """Return the size that `size` asks for: height and width, or the shorter side. size: of a
+    frame."""
+    asked = values["size"]
+    if "shortest_edge" not in asked:
+        return asked["height"], asked["width"]
+    short = asked["shortest_edge"]
+    longer = int(short * max(size) / min(size))
+    return (short, longer) if size[0] <= size[1] else (longer, short)
+
+
+def cropped(frames: np.ndarray, crop: Mapping[str, int]) -> np.ndarray:
+    """Return the middle of the frames. crop: height and width; what is missing is black."""
+    for axis, wanted in ((1, crop["height"]), (2, crop["width"])):
+        missing = max(0, wanted - frames.shape[axis])
+        edges = [(0, 0)] * 4
+        edges[axis] = missing // 2, (missing + 1) // 2
+        frames = np.pad(frames, edges) if missing else frames
+        first = (frames.shape[axis] - wanted) // 2
+        frames = frames.take(range(first, first + wanted), axis)
+    return frames
+
+
+def framed(frames: np.ndarray, values: Mapping[str, Any]) -> np.ndarray:
+    """Return pixels float32 [frames, 3, height, width] of frames uint8 [frames, height, width, 3]:
+    scaled, cropped and normalized."""
+    if values["do_resize"]:
+        size = scaled_size((frames.shape[1], frames.shape[2]), values)
+        frames = resized(frames, size, values["resample"])
+    if values["do_center_crop"]:
+        frames = cropped(frames, values["crop_size"])
+    return normalized(frames, values).transpose(0, 3, 1, 2)
 
 
 def normalized(frames: np.ndarray, values: Mapping[str, Any]) -> np.ndarray:

@@ -35,14 +35,14 @@ def peer_frames(images: Any, frames: np.ndarray, size: tuple[int, int]) -> np.nd
     float32 [frames, 3, height, width]. size: of the result."""
     from transformers.image_utils import SizeDict
 
-    made = []
+    results = []
     for frame in frames.transpose(0, 3, 1, 2):
         # the method below that of the family, which knows nothing of its sizes
         resize = super(type(images), images).resize
         pixels = resize(frame, SizeDict(height=size[0], width=size[1]), images.resample)
         pixels = images.rescale(pixels, images.rescale_factor)
-        made.append(images.normalize(pixels, images.image_mean, images.image_std))
-    return np.stack(made)
+        results.append(images.normalize(pixels, images.image_mean, images.image_std))
+    return np.stack(results)
 
 
 def random_video(frames: int, width: int, height: int, fps: float = 2.0, seed: int = 0) -> Any:

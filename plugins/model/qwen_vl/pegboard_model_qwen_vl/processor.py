@@ -28,6 +28,7 @@ from pegboard_models.processing import ImageProcessor, token_of
 from pegboard_models.videos import (
     THINNEST,
     Size,
+    blamed_on,
     fitted,
     normalized,
     padded,
@@ -120,7 +121,7 @@ class QwenVLProcessor:
         many are behind, below and beside each other. Raises RequestError."""
         asked = limited(options, self.videos["size"])
         values = self.videos | {name: asked[name] for name in self.videos if name in asked}
-        try:
+        with blamed_on(options):
             frames = padded(video.frames, self.frames)
             if values["do_resize"]:
                 shape = video.frames.shape
@@ -128,14 +129,6 @@ class QwenVLProcessor:
                 frames = resized(frames, size, values["resample"])
             pixels = normalized(frames, values)
             patches, (height, width) = patches_of(pixels, self.patch, self.frames, self.merge)
-        except RequestError:
-            raise
-        except Exception as error:
-            how = f" with {dict(options)}" if options else ""
-            raise RequestError(
-                f"the video could not be processed{how}: {error}",
-                parameter="mm_processor_kwargs" if options else None,
-            ) from error
         return patches, (len(frames) // self.frames, height, width)
 
     def fitted(self, count: int, size: Size, limits: Mapping[str, int]) -> Size:
