@@ -240,8 +240,9 @@ def test_values_that_a_config_lacks(kind: str) -> None:
         ({"depth": 0}, "depth=0; expected a whole number from 1 on"),
         ({"num_heads": 5}, "num_heads=5; expected a divisor of a quarter of 24"),
         ({"num_position_embeddings": 24}, "=24; expected the square of a whole number"),
-        ({"deepstack_visual_indexes": [3]}, r"=\[3\]; expected a list of layers from 0 to 2"),
-        ({"deepstack_visual_indexes": 1}, "=1; expected a list of layers"),
+        ({"deepstack_visual_indexes": [3]}, r"=\[3\]; expected different layers from 0 to 2"),
+        ({"deepstack_visual_indexes": [1, 1]}, "expected different layers from 0 to 2"),
+        ({"deepstack_visual_indexes": 1}, "=1; expected different layers"),
         ({"out_hidden_size": 7}, "rows of images have 7 numbers; those of its language model"),
     ],
 )

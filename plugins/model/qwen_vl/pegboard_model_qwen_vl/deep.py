@@ -21,9 +21,9 @@ from pegboard_models.parameters import Parameters
 
 class DeepTower(nn.Module):
     """(patches [n, 3 · frames · patch · patch], how many of them are behind, below and beside each
-    other) → rows [n / merge², (1 + taps) · outer]: of the last layer, and of the
-    taps from the first one on. The patches
-    of a row are below each other. Those of different times do not attend to each other."""
+    other) → rows [n / merge², (1 + taps) · outer]: of the last layer, and of the taps in their
+    order in the tower. The patches of a row are below each other. Those of different times do not
+    attend to each other."""
 
     def __init__(self, build: Build, sizes: DeepSizes) -> None:
         super().__init__()
@@ -45,8 +45,7 @@ class DeepTower(nn.Module):
         self.mergers = nn.ModuleList(
             Merger(mergers.at(index), tower, is_late=True) for index in range(len(sizes.taps))
         )
-        pairs = zip(sizes.taps, self.mergers, strict=True)
-        self.tapped: Any = sorted(pairs, key=lambda pair: pair[0])
+        self.taps: dict[int, Any] = dict(zip(sizes.taps, self.mergers, strict=True))
 
     def forward(self, pixels: Tensor, count: int, height: int, width: int) -> Tensor:
         weight = self.patches["weight"].flatten(1)
@@ -55,14 +54,12 @@ class DeepTower(nn.Module):
         order = torch.arange(height * width // self.sizes.merge**2, device=pixels.device)
         cos, sin = rotation_of(self.sizes, height, width, order)
         rotation = cos.repeat(count, 1, 1), sin.repeat(count, 1, 1)
-        states = []
-        for layer in self.layers:
+        parts = []
+        for index, layer in enumerate(self.layers):
             hidden = layer.forward(hidden, rotation, [(count, height * width)])
-            states.append(hidden)
-        parts = [self.merger.forward(hidden)]
-        for depth, merger in self.tapped:
-            parts.append(merger.forward(states[depth]))
-        return torch.cat(parts, 1)
+            if index in self.taps:
+                parts.append(self.taps[index].forward(hidden))
+        return torch.cat([self.merger.forward(hidden), *parts], 1)
 
     def positions(self, height: int, width: int) -> Tensor:
         """Return the learned positions of the patches of an image, [patches, width] float32,

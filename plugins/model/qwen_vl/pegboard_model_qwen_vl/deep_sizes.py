@@ -46,10 +46,12 @@ class DeepSizes:
         if isqrt(count) ** 2 != count:
             raise wrong("num_position_embeddings", count, "the square of a whole number")
         taps = values.get("deepstack_visual_indexes", DEEP_TAPS)
-        if not isinstance(taps, list | tuple) or not all(
-            type(layer) is int and 0 <= layer < values["depth"] for layer in taps
+        if (
+            not isinstance(taps, list | tuple)
+            or not all(type(layer) is int and 0 <= layer < values["depth"] for layer in taps)
+            or len({*taps}) < len(taps)
         ):
-            expected = f"a list of layers from 0 to {values['depth'] - 1}"
+            expected = f"different layers from 0 to {values['depth'] - 1}"
             raise wrong("deepstack_visual_indexes", taps, expected)
         rope = given.get("rope_parameters") or {}
         tower = TowerSizes(
