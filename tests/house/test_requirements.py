@@ -26,11 +26,13 @@ NEEDS_EXTRA = {
     ("pegboard-models", "images"): (
         "pegboard_models.pixtral_images",
         "pegboard_models.processing",
+        "pegboard_models.videos",
     ),
     ("pegboard-models", "audio"): ("pegboard_models.log_mel",),
     ("pegboard-testing", "images"): (
         "pegboard_testing.contract_multimodal_processor",
         "pegboard_testing.media_peers",
+        "pegboard_testing.video_peers",
     ),
     ("pegboard-executor-local", "torch"): ("pegboard_executor_local.launched",),
     ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
@@ -61,6 +63,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.layouts",
         "pegboard_testing.fake_parts",
         "pegboard_testing.sampling_reference",
+        "pegboard_testing.video_peers",
     ),
     ("pegboard-testing", "triton"): ("pegboard_testing.fake_triton",),
     ("pegboard-testing", "server"): (

@@ -4,7 +4,7 @@ computed."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,15 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from pegboard import SamplingParams
 from pegboard.errors import ModelError
 from pegboard.plugins.importing import import_object, import_spec
+from pegboard_media.video import check_video
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build, load_layers
+from pegboard_testing.video_peers import peer_frames, video_module
 
 SPECIAL = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
 MARK = "<|vision_start|> <|image_pad|> <|vision_end|>"
+FILM = "<|vision_start|> <|video_pad|> <|vision_end|>"
 START, IMAGE, END, VIDEO = range(100, 104)
 VISION: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"embed_dim": 24, "num_heads": 3, "depth": 3, "mlp_ratio": 2, "patch_size": 4},
@@ -66,15 +69,42 @@ def renamed(name: str, layout: str) -> str:
 
 
 class Typed(MediaReference):
-    """The model is told which tokens are images."""
+    """The model is told which tokens are images and videos, and the positions of all of them:
+    transformers forgets the times of a video in the positions after it."""
 
     def logprobs(self, one: Prompt, outputs: Any) -> torch.Tensor:
         given = dict(self.inputs(one))
         ids = torch.cat([given["input_ids"], torch.tensor([list(outputs)]).long()], 1)
-        given |= {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int()}
+        types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+        intervals = given.pop("intervals")
+        given |= {"input_ids": ids, "mm_token_type_ids": types}
+        given["position_ids"] = positions(given, intervals)[:, None]
         with torch.no_grad():
             logits = self.model(**given).logits[0]
         return logits[-len(outputs) - 1 :].float().log_softmax(-1)
+
+
+def positions(given: Mapping[str, torch.Tensor], intervals: Sequence[float]) -> torch.Tensor:
+    """Return the positions [3, T] of all tokens. intervals: between the times of each video."""
+    kinds = given["mm_token_type_ids"][0].tolist()
+    grids = {1: iter(given.get("image_grid_thw", [])), 2: iter(given.get("video_grid_thw", []))}
+    steps = iter(intervals)
+    parts = []
+    start = place = 0
+    while place < len(kinds):
+        count = 1
+        part = torch.full((3, 1), start)
+        if kind := kinds[place]:
+            frames, height, width = next(grids[kind]).tolist()
+            part = torch.cartesian_prod(*map(torch.arange, (frames, height // 2, width // 2)))
+            part = part.view(-1, 3).T.clone()
+            part[0] = (part[0] * (next(steps) if kind == 2 else 1)).long()
+            count = part.shape[1]
+            part += start
+        parts.append(part)
+        place += count
+        start = int(part.max()) + 1
+    return torch.cat(parts, 1)
 
 
 def write(folder: Path, kind: str, layout: str, **more: Any) -> MediaReference:
@@ -100,20 +130,38 @@ def write(folder: Path, kind: str, layout: str, **more: Any) -> MediaReference:
     save_file(tensors, file, metadata={"format": "pt"})
     images = Qwen2VLImageProcessorPil(patch_size=4, min_pixels=8 * 8, max_pixels=32 * 32)
     images.save_pretrained(folder)
-    tokenizer = make_tokenizer(SPECIAL, MARK)
+    tokenizer = make_tokenizer(SPECIAL, MARK, FILM)
     tokenizer.save_pretrained(folder)
 
-    def inputs(one: Prompt) -> Mapping[str, torch.Tensor]:
+    def inputs(one: Prompt) -> Mapping[str, Any]:
         ids: list[int] = []
-        given = one.get("multi_modal_data", {}).get("image", [])
-        arrays = images(given, return_tensors="pt") if given else {}
-        grids = iter(arrays.get("image_grid_thw", []))
+        media = one.get("multi_modal_data", {})
+        given = media.get("image", [])
+        arrays = dict(images(given, return_tensors="pt")) if given else {}
+        videos = [check_video(video) for video in media.get("video", [])]
+        films = [patched(images, video.frames) for video in videos]
+        if films:
+            arrays["pixel_values_videos"] = torch.cat([patches for patches, _ in films])
+            arrays["video_grid_thw"] = torch.tensor([grid for _, grid in films])
+        counts = {
+            IMAGE: iter(arrays.get("image_grid_thw", [])),
+            VIDEO: iter(arrays.get("video_grid_thw", [])),
+        }
         for token in tokenizer.encode(one["prompt"]):
-            ids += [token] * (int(next(grids).prod()) // 4 if token == IMAGE else 1)
-        found = torch.tensor([ids])
-        return {"input_ids": found, **arrays}
+            ids += [token] * (int(next(counts[token]).prod()) // 4 if token in counts else 1)
+        intervals = [1.0 if kind == "qwen2_vl" else 4.0 * 2 / video.fps for video in videos]
+        return {"input_ids": torch.tensor([ids]), "intervals": intervals, **arrays}
 
     return Typed(folder, model, inputs)
+
+
+def patched(images: Any, frames: Any) -> tuple[torch.Tensor, list[int]]:
+    """Return the patches of a video and their grid, by the steps of transformers."""
+    module = video_module("qwen2_vl")
+    size = module.smart_resize(*frames.shape[1:3], factor=8, min_pixels=64, max_pixels=1024)
+    pixels = torch.from_numpy(peer_frames(images, frames, size))
+    patches, *grid = module.Qwen2VLVideoProcessor.patchify(None, pixels[None], 4, 2, 2)
+    return patches[0], grid
 
 
 def sections() -> list[int]:
@@ -158,6 +206,16 @@ def test_rows(both: tuple[str, MediaReference]) -> None:
     ]
     found = model.encode("image", items)
     for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    grids[:, 0] = torch.tensor([3, 1, 2, 5, 2])
+    pixels = [torch.randn(int(grid.prod()), 3 * 2 * 16) for grid in grids]
+    with torch.no_grad():
+        expected = reference.model.model.get_video_features(torch.cat(pixels), grids).pooler_output
+    items = [
+        {"pixel_values_videos": each, "video_grid_thw": grid}
+        for each, grid in zip(pixels, grids, strict=True)
+    ]
+    for ours, theirs in zip(model.encode("video", items), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 

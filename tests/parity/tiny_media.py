@@ -27,6 +27,7 @@ from pegboard.plugins.importing import import_object, import_spec
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build, load_layers
+from pegboard_testing.video_peers import random_video
 
 NUM_TEXT_TOKENS = 100
 """Words "w0" … of the tokenizer. The ids after them are those of special tokens."""
@@ -38,7 +39,8 @@ MEDIA_TEXT = {
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] == 'user' and 'w1 ' or 'w2 ' }}"
     "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}MARK {% else %}{{ part['text'] }} {% endif %}"
+    "{% if part['type'] == 'image' %}MARK {% elif part['type'] == 'video' %}FILM "
+    "{% else %}{{ part['text'] }} {% endif %}"
     "{% endfor %}{% endfor %}w3"
 )
 Prompt = dict[str, Any]
@@ -54,15 +56,15 @@ VISION = {
 }
 
 
-def make_tokenizer(special: Sequence[str], mark: str) -> Any:
-    """Return a tokenizer of words w0 … w99, and of special tokens from number 100 on. mark: what
-    the chat template writes for an image."""
+def make_tokenizer(special: Sequence[str], mark: str, film: str = "") -> Any:
+    """Return a tokenizer of words w0 … w99, and of special tokens from number 100 on. mark, film:
+    what the chat template writes for an image and for a video."""
     vocabulary = {f"w{number}": number for number in range(NUM_TEXT_TOKENS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", pad_token="w0")
-    fast.chat_template = TEMPLATE.replace("MARK", mark)
+    fast.chat_template = TEMPLATE.replace("MARK", mark).replace("FILM", film)
     return fast
 
 
@@ -125,12 +127,17 @@ def built_model(
     return model, used
 
 
-def prompt(*parts: Any, mark: str = "<image>") -> Prompt:
-    """Return a prompt of words and images. parts: numbers of words, or images."""
-    texts = [f"w{part}" if isinstance(part, int) else mark for part in parts]
-    images = [part for part in parts if not isinstance(part, int)]
-    media = {"multi_modal_data": {"image": images}} if images else {}
-    return {"prompt": " ".join(texts), **media}
+def prompt(*parts: Any, mark: str = "<image>", film: str = "<video>") -> Prompt:
+    """Return a prompt of words, images and videos. parts: numbers of words, images, or pairs of
+    frames and their rate. mark, film: what stands for an image and for a video."""
+    marks = {int: "w{}", tuple: film}
+    texts = [marks.get(type(part), mark).format(part) for part in parts]
+    images = [part for part in parts if not isinstance(part, int | tuple)]
+    videos = [part for part in parts if isinstance(part, tuple)]
+    media = {"image": images, "video": videos}
+    media = {modality: items for modality, items in media.items() if items}
+    data = {"multi_modal_data": media} if media else {}
+    return {"prompt": " ".join(texts), **data}
 
 
 def some_prompts(mark: str = "<image>") -> list[Prompt]:
@@ -143,6 +150,21 @@ def some_prompts(mark: str = "<image>") -> list[Prompt]:
         prompt(tall, 9, wide, 10, mark=mark),
         prompt(11, wide, tall, 12, 13, 14, mark=mark),
         prompt(wide, mark=mark),
+    ]
+
+
+def mixed_prompts(mark: str = "<image>", film: str = "<video>") -> list[Prompt]:
+    """Return prompts with videos of different lengths, and with images, in either order."""
+    wide = random_image(40, 20, seed=1)
+    long = random_video(7, 20, 16, fps=1.5, seed=2)
+    short = random_video(2, 13, 30, fps=10.0, seed=3)
+    marks = {"mark": mark, "film": film}
+    return [
+        prompt(5, long, 6, 7, **marks),
+        prompt(*range(8, 30), **marks),
+        prompt(short, 9, wide, 10, **marks),
+        prompt(wide, 11, short, long, 12, 13, **marks),
+        prompt(long, **marks),
     ]
 
 

@@ -67,8 +67,9 @@ class Reader:
             samples, rate = check_audio(value)
             return (samples, rate), identity(samples.tobytes(), "audio", "samples", rate)
         if modality == "video":
-            frames, fps = check_video(value)
-            return (frames, fps), identity(frames.tobytes(), "video", "RGB", frames.shape, fps)
+            video = check_video(value)
+            frames = video.frames
+            return video, identity(frames.tobytes(), "video", "RGB", frames.shape, *video[1:])
         raise unknown(modality)
 
 

@@ -14,6 +14,7 @@ import pytest
 import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from pegboard.errors import ConfigError, RequestError
 from pegboard.interfaces.multimodal_processor import MediaReaderSetup, MediaSource
@@ -238,10 +239,11 @@ def shades(frames: np.ndarray) -> list[int]:
     ],
 )
 def test_frames_are_evenly_spaced(count: int, options: Any, expected: list[int]) -> None:
-    frames, rate = read("video", film(count), **options)
+    frames, rate, seconds = read("video", film(count), **options)
     assert (frames.dtype, frames.shape) == (np.uint8, (len(expected), 16, 32, 3))
     assert shades(frames) == expected
     assert rate == pytest.approx(10 * len(expected) / count)
+    assert seconds == pytest.approx([index / 10 for index in expected])
 
 
 def test_the_decoder_knows_the_limit_of_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,10 +290,10 @@ def test_damaged_videos_are_read_or_refused(changes: list[tuple[int, int]]) -> N
     for place, byte in changes:
         content[place % len(content)] = byte
     try:
-        frames, rate = read("video", bytes(content))
+        frames, rate, seconds = read("video", bytes(content))
     except RequestError:
         return
-    assert frames.ndim == 4 and rate > 0
+    assert frames.ndim == 4 and rate > 0 and len(seconds) == len(frames)
 
 
 FILM = film(3)
@@ -301,16 +303,44 @@ def test_video_objects_pass() -> None:
     frames = np.zeros((2, 3, 4, 3), np.uint8)
     value, identity = read_both("video", (frames, 2))
     assert np.array_equal(value[0], frames)
-    assert value[1] == 2.0
+    assert value[1:] == (2.0, (0.0, 0.5))
     others = [(frames + 1, 2), (frames, 3), (frames.reshape(3, 2, 4, 3), 2)]
     assert len({identity, *(read_both("video", other)[1] for other in others)}) == 4
+
+
+@given(st.integers(1, 5), st.floats(0.1, 100), st.booleans())
+def test_forms_of_video_objects(count: int, fps: float, as_images: bool) -> None:
+    """Lists of frames, and metadata as transformers has it."""
+    frames = np.random.default_rng(count).integers(0, 256, (count, 3, 4, 3), np.uint8)
+    listed = [Image.fromarray(frame) if as_images else frame for frame in frames]
+    expected = read_both("video", (frames, fps))
+    for value in ((listed, fps), (listed, {"fps": fps}), expected[0]):
+        found = read_both("video", value)
+        assert np.array_equal(found[0].frames, frames)
+        assert found[0][1:] == expected[0][1:] and found[1] == expected[1]
+    assert read("video", listed).fps == read("video", (frames, {"fps": None})).fps == 24.0
+    indices = [3 * index for index in range(count)]
+    metadata = {"fps": fps, "frames_indices": np.array(indices), "total_num_frames": 4 * count}
+    found = read("video", (frames, metadata))
+    assert found.fps == pytest.approx(fps / 4)
+    assert found.seconds == pytest.approx([index / fps for index in indices])
 
 
 @pytest.mark.parametrize(
     "value",
     [
         None,
-        np.zeros((2, 3, 4, 3), np.uint8),
+        [],
+        [np.zeros((2, 3, 3), np.uint8), np.zeros((3, 3, 3), np.uint8)],
+        ["a", "b"],
+        np.zeros((3, 4, 3), np.uint8),
+        (np.zeros((2, 3, 4, 3), np.uint8), "2"),
+        (np.zeros((2, 3, 4, 3), np.uint8), []),
+        (np.zeros((2, 3, 4, 3), np.uint8), {"fps": 0}),
+        (np.zeros((2, 3, 4, 3), np.uint8), {"frames_indices": [1]}),
+        (np.zeros((2, 3, 4, 3), np.uint8), {"frames_indices": [-1, 1]}),
+        (np.zeros((2, 3, 4, 3), np.uint8), {"frames_indices": 3}),
+        (np.zeros((2, 3, 4, 3), np.uint8), {"frames_indices": [1, 2], "total_num_frames": -1}),
         (np.zeros((3, 4, 3), np.uint8), 2),
         (np.zeros((2, 3, 4, 3), np.float32), 2),
         (np.zeros((0, 3, 4, 3), np.uint8), 2),

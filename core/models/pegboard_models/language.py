@@ -27,6 +27,8 @@ ARCHITECTURES = {
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 """The architecture of a text_config, by its model_type. What the text_config itself names is used
 only for others, because some name an architecture of a program of their own."""

@@ -76,7 +76,8 @@ class ImageProcessor:
         self.names = frozenset(self.inner.valid_kwargs.__annotations__)
         self.fixed: dict[str, Any] = {}
 
-    def _check(self, options: Mapping[str, Any]) -> None:
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raise RequestError for options that the image processor does not take."""
         if unknown := sorted({*options} - self.names):
             raise RequestError(
                 f"mm_processor_kwargs has {', '.join(unknown)}; the image processor "
@@ -91,7 +92,7 @@ class ImageProcessor:
 
     def __call__(self, images: Any, options: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return the arrays of these RGB PIL images. The first dimension is that of the images."""
-        self._check(options)
+        self.check(options)
         try:
             arrays = self.inner(images, **self.fixed, **options, return_tensors="np")
         except Exception as error:

@@ -127,6 +127,15 @@ def _embeds(value: Any, token_ids: Any) -> list[PromptEmbeds]:
     return [PromptEmbeds.of(rows, start) for start, rows in sorted(value.items())]
 
 
+def _is_video(modality: str, values: list[Any]) -> bool:
+    """Return whether this list is not of videos, but of the frames of one: PIL images, or arrays
+    with three dimensions."""
+    known = str, bytes, bytearray, memoryview, tuple, list, type(None)
+    return bool(modality == "video" and values) and not any(
+        isinstance(value, known) or getattr(value, "ndim", 3) != 3 for value in values
+    )
+
+
 def _media(data: Any, uuids: Any) -> list[MediaSource]:
     """Return the items of a prompt. data: modality → an item or a list of items; None = it is known
     by its uuid. uuids: in the same form."""
@@ -134,7 +143,7 @@ def _media(data: Any, uuids: Any) -> list[MediaSource]:
     data = _mapping({"multi_modal_data": data}, "multi_modal_data")
     names = _mapping({"multi_modal_uuids": uuids}, "multi_modal_uuids")
     for modality, values in data.items():
-        items = values if isinstance(values, list) else [values]
+        items = values if isinstance(values, list) and not _is_video(modality, values) else [values]
         given = names.get(modality)
         of_items = given if isinstance(given, list) else [given]
         if given is not None and len(of_items) != len(items):

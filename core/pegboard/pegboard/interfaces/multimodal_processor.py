@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pegboard.data.media import MediaSource
 from pegboard.interfaces.spec import Spec
@@ -44,14 +44,23 @@ class MediaReaderSetup:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+class Video(NamedTuple):
+    """frames: uint8 [frames, height, width, 3]. fps: how many of them a second has. seconds: when
+    each of them is shown, from the beginning of the video."""
+
+    frames: "np.ndarray"
+    fps: float
+    seconds: tuple[float, ...]
+
+
 class MediaReader(Protocol):
     """Built as `Reader(setup)`. Used in threads."""
 
     def read(self, source: MediaSource) -> tuple[Any, bytes]:
         """Return the item as the processor takes it, and bytes that say what it is: of two items
         with the same bytes, the second one is not processed again. An image is an RGB PIL image,
-        audio is (float32 [samples], samples per second), a video is (uint8 [frames, height, width,
-        3], frames per second). Raises RequestError, which names the item by its `path`."""
+        audio is (float32 [samples], samples per second), a video is a `Video`. Raises RequestError,
+        which names the item by its `path`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
@@ -47,7 +47,8 @@ class Experts(Layer):
     the quantization method as if each expert had its own, so it does not know about them.
 
     names: without the first one, experts have no gate: down(relu(up(x))²), and activation is
-    "relu2". bias: gate, up and down have biases. is_transposed: stacked floats are [E, in, out].
+    "relu2". bias: gate, up and down have biases. is_transposed: stacked floats are [E, in, out];
+    None = if their shapes fit only so.
     is_interleaved: gate and up alternate in `merged`. correction: name of the tensor [E] that
     corrects the choice (see `ops.route`). weighs_input: the weights are multiplied with the input
     of the experts, not with their output (Llama 4).
@@ -65,7 +66,7 @@ class Experts(Layer):
         names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
         merged: str = "gate_up_proj",
         bias: bool = False,
-        is_transposed: bool = False,
+        is_transposed: bool | None = False,
         is_interleaved: bool = False,
         correction: str | None = None,
         weighs_input: bool = False,
@@ -208,11 +209,20 @@ class Experts(Layer):
                 ending = f"weight_{ending}"
             is_stack = entry.shape[:1] == (self.num_experts,)
             shape = entry.shape[1:] if is_stack else entry.shape
-            shape = shape[::-1] if self.is_transposed and ending == "weight" else shape
+            if ending == "weight" and self._is_transposed(module, shape):
+                shape = shape[::-1]
             for expert in range(self.num_experts):
                 piece = replace(entry, name=f"{prefix}{expert}.{module}.{ending}", shape=shape)
                 sources[piece.name] = piece, name, expert if is_stack else None
         return sources
+
+    def _is_transposed(self, module: str, shape: Sequence[int]) -> bool:
+        """Return whether a matrix is stored as [in, out]. shape: its own. If the model does not
+        say, it is, unless the shape says otherwise."""
+        if self.is_transposed is not None:
+            return self.is_transposed
+        inputs = self.intermediate_size if module == self.names[-1] else self.hidden_size
+        return tuple(shape[1:]) != (inputs,)
 
     def accept(self, piece: WeightPiece) -> None:
         for name, expert, target in self.targets[piece.name]:
@@ -228,7 +238,9 @@ class Experts(Layer):
             size = len(data) // self.num_experts
             return WeightPiece(name, piece.stored, shape, data[expert * size : (expert + 1) * size])
         matrix = data[expert]
-        matrix = matrix.T if self.is_transposed and name.endswith(".weight") else matrix
+        module, _, ending = name.removeprefix(f"{self.build.path}.{expert}.").rpartition(".")
+        if ending == "weight" and self._is_transposed(module, shape):
+            matrix = matrix.T
         return WeightPiece(name, piece.stored, tuple(matrix.shape), matrix)
 
     def finish(self) -> None:

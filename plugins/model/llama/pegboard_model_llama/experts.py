@@ -20,6 +20,9 @@ from pegboard_model_llama.llama import LlamaModel, Qwen3Model, Shape, mlp
 from pegboard_models.blocks import ExpertsBlock
 from pegboard_models.norms import HeadNorm, all_heads
 
+TRANSPOSED = ("qwen3_vl_moe_text",)
+"""The model types of which some checkpoints have stacked experts as [E, in, out]."""
+
 
 class MixtralModel(LlamaModel):
     @staticmethod
@@ -115,4 +118,5 @@ def make_experts(
         rule=rule,
         activation=shape.activation,
         names=names,
+        is_transposed=None if config.get("model_type") in TRANSPOSED else False,
     )

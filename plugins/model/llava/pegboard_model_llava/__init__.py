@@ -1,1 +1,1 @@
-"""LLaVA: language models that read images."""
+"""LLaVA: language models that read images and videos."""

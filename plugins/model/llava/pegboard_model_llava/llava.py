@@ -3,11 +3,13 @@
 LLaVA 1.5      an image has the features of the tower (Liu et al. 2023); with the tower of Pixtral,
                images have any size
 LLaVA-NeXT     an image is also cut into tiles, so that more of it is seen (Liu et al. 2024)
-OneVision      the features of many tiles are made fewer (Li et al. 2024)
+NeXT-Video     a frame of a video has a row for a few features (Zhang et al. 2024)
+OneVision      the features of many tiles, and of frames, are made fewer (Li et al. 2024)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pegboard.layers import Build, read, size_of
-from pegboard_model_llava.defaults import ONEVISION
+from pegboard_model_llava.defaults import ONEVISION, pooling_of
 from pegboard_models.anyres import Tiling
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.parameters import Parameters
@@ -103,6 +105,43 @@ class LlavaNext(Llava):
         return torch.cat([tiles[0], torch.cat([plane, ends], 1).flatten(0, 1)])
 
 
+class LlavaNextVideo(LlavaNext):
+    """The features of a frame are averaged before they are projected."""
+
+    def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
+        super().build_vision(config, build)
+        self.stride = pooling_of(config)
+
+    def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """Videos: pixel_values_videos [frames, 3, size, size]."""
+        if modality == "image":
+            return super().encode(modality, items)
+        return [self.video(item["pixel_values_videos"]) for item in items]
+
+    def video(self, frames: Tensor) -> Tensor:
+        side = self.tiling.grid
+        features = self.tower.forward([*frames]).unflatten(1, (side, side)).permute(0, 3, 1, 2)
+        pooled = functional.avg_pool2d(features, self.stride).flatten(2).transpose(1, 2)
+        return self.projector.forward(pooled.flatten(0, 1))
+
+
 class LlavaOnevision(LlavaNext):
+    """A frame of a video has a quarter of the rows of an image, and a learned row ends a video."""
+
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__({**ONEVISION, **config}, build)
+
+    def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """Videos: pixel_values_videos [frames, 3, size, size]."""
+        if modality == "image":
+            return super().encode(modality, items)
+        return [self.video(item["pixel_values_videos"]) for item in items]
+
+    def video(self, frames: Tensor) -> Tensor:
+        side = self.tiling.grid
+        rows = torch.stack(self.rows([*frames])).unflatten(1, (side, side)).permute(0, 3, 1, 2)
+        half = math.ceil(side / 2)
+        fewer = functional.interpolate(rows, (half, half), mode="bilinear")
+        return torch.cat(
+            [fewer.permute(0, 2, 3, 1).flatten(0, 2), self.ends["image_newline"][None]]
+        )

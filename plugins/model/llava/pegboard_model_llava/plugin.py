@@ -12,9 +12,11 @@ def _model(place: str) -> ModelSpec:
     )
 
 
-def _processor(place: str) -> MultiModalProcessorSpec:
+def _processor(place: str, *modalities: str) -> MultiModalProcessorSpec:
     return MultiModalProcessorSpec(
-        api="1.0", implementation=f"pegboard_model_llava.{place}", modalities=("image",)
+        api="1.0",
+        implementation=f"pegboard_model_llava.{place}",
+        modalities=("image", *modalities),
     )
 
 
@@ -22,5 +24,7 @@ LLAVA = _model("llava:Llava")
 LLAVA_PROCESSOR = _processor("processor:llava_processor")
 LLAVA_NEXT = _model("llava:LlavaNext")
 LLAVA_NEXT_PROCESSOR = _processor("processor:LlavaNextProcessor")
+LLAVA_NEXT_VIDEO = _model("llava:LlavaNextVideo")
+LLAVA_NEXT_VIDEO_PROCESSOR = _processor("processor:LlavaNextVideoProcessor", "video")
 LLAVA_ONEVISION = _model("llava:LlavaOnevision")
-LLAVA_ONEVISION_PROCESSOR = _processor("processor:LlavaOnevisionProcessor")
+LLAVA_ONEVISION_PROCESSOR = _processor("processor:LlavaOnevisionProcessor", "video")

@@ -1,7 +1,8 @@
-"""Makes of an image what LLaVA computes with."""
+"""Makes of images and videos what LLaVA computes with."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,21 @@ from pegboard.interfaces.multimodal_processor import (
     Placeholder,
     Processed,
 )
-from pegboard_model_llava.defaults import IMAGE_TOKEN, ONEVISION, ONEVISION_IMAGE_TOKEN
+from pegboard_model_llava.defaults import (
+    IMAGE_TOKEN,
+    NEXT_VIDEOS,
+    ONEVISION,
+    ONEVISION_IMAGE_TOKEN,
+    ONEVISION_VIDEO_TOKEN,
+    ONEVISION_VIDEOS,
+    VIDEO_IMAGE_TOKEN,
+    VIDEO_TOKEN,
+    pooling_of,
+)
 from pegboard_models.anyres import Tiling
 from pegboard_models.pixtral_images import PixtralProcessor
 from pegboard_models.processing import ImageProcessor, square_pixels, token_of
+from pegboard_models.videos import blamed_on, framed, video_values
 from pegboard_models.vision_sizes import Selection, VisionSizes
 
 if TYPE_CHECKING:
@@ -75,9 +87,54 @@ class LlavaNextProcessor(LlavaProcessor):
         return Processed([self.token] * rows, arrays)
 
 
-class LlavaOnevisionProcessor(LlavaNextProcessor):
+class WithVideos(LlavaNextProcessor):
+    """Frames have the size of the tower. video_token: if the config names none. videos: how they
+    are processed if no file says."""
+
+    video_token = VIDEO_TOKEN
+    videos: Mapping[str, Any] = NEXT_VIDEOS
+
+    def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
+        super().__init__(options, setup)
+        self.of_videos = token_of(self.config, "video", self.video_token)
+        self.video_values = video_values(setup.checkpoint, self.videos)
+        self.stride = pooling_of(self.config)
+
+    def placeholder(self, modality: str) -> Placeholder:
+        if modality == "image":
+            return super().placeholder(modality)
+        return Placeholder("<video>", (self.of_videos,))
+
+    def process(self, modality: str, value: Any, options: Mapping[str, Any]) -> Processed:
+        """The array of a video is pixel_values_videos, float32 [frames, 3, size, size]."""
+        if modality == "image":
+            return super().process(modality, value, options)
+        self.images.check(options)
+        values = self.video_values
+        values = values | {name: options[name] for name in values if name in options}
+        with blamed_on(options):
+            pixels = square_pixels(framed(value.frames, values), self.sizes.image_size)
+        return Processed(
+            [self.of_videos] * self.num_rows(len(pixels)), {"pixel_values_videos": pixels}
+        )
+
+    def num_rows(self, num_frames: int) -> int:
+        """Return the rows of a video."""
+        return num_frames * (self.sizes.grid // self.stride) ** 2
+
+
+class LlavaNextVideoProcessor(WithVideos):
+    image_token = VIDEO_IMAGE_TOKEN
+
+
+class LlavaOnevisionProcessor(WithVideos):
     image_token = ONEVISION_IMAGE_TOKEN
+    video_token = ONEVISION_VIDEO_TOKEN
     defaults = ONEVISION
+    videos = ONEVISION_VIDEOS
+
+    def num_rows(self, num_frames: int) -> int:
+        return num_frames * math.ceil(self.sizes.grid / 2) ** 2 + 1
 
 
 def llava_processor(options: object, setup: MultiModalProcessorSetup) -> MultiModalProcessor:

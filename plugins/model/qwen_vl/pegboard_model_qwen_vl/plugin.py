@@ -12,10 +12,21 @@ def _model(name: str) -> ModelSpec:
     )
 
 
+def _processor(name: str) -> MultiModalProcessorSpec:
+    return MultiModalProcessorSpec(
+        api="1.0",
+        implementation=f"pegboard_model_qwen_vl.processor:{name}",
+        modalities=("image", "video"),
+    )
+
+
 QWEN2_VL = _model("Qwen2VL")
 QWEN2_5_VL = _model("Qwen25VL")
-QWEN2_VL_PROCESSOR = QWEN2_5_VL_PROCESSOR = MultiModalProcessorSpec(
+QWEN3_VL = QWEN3_VL_MOE = _model("Qwen3VL")
+QWEN2_VL_PROCESSOR = _processor("QwenVLProcessor")
+QWEN2_5_VL_PROCESSOR = _processor("Qwen25VLProcessor")
+QWEN3_VL_PROCESSOR = QWEN3_VL_MOE_PROCESSOR = MultiModalProcessorSpec(
     api="1.0",
-    implementation="pegboard_model_qwen_vl.processor:QwenVLProcessor",
-    modalities=("image",),
+    implementation="pegboard_model_qwen_vl.deep_processor:Qwen3VLProcessor",
+    modalities=("image", "video"),
 )

@@ -1,5 +1,5 @@
-"""The vision towers of Qwen2-VL (Wang et al. 2024) and Qwen2.5-VL (Bai et al. 2025): images of any
-size, with rotary embeddings of the line and the column of a patch."""
+"""The vision towers of Qwen2-VL (Wang et al. 2024) and Qwen2.5-VL (Bai et al. 2025): images and
+videos of any size, with rotary embeddings of the line and the column of a patch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from pegboard_models.vision import activation_of
 EPS = 1e-6
 Rotation = tuple[Tensor, Tensor]
 Runs = Sequence[tuple[int, int]]
-"""Parts of an image, below each other: (parts, patches of each)."""
+"""Parts of an image or a video, below each other: (parts, patches of each)."""
 
 
 class Tower(nn.Module):
-    """(patches [n, 3 · frames · patch · patch], lines, columns of patches) → rows [n / merge²,
-    outer]. The patches of a row are below each other."""
+    """(patches [n, 3 · frames · patch · patch], how many of them are behind, below and beside each
+    other) → rows [n / merge², outer]. The patches of a row are below each other. Those of different
+    times do not attend to each other."""
 
     def __init__(self, build: Build, sizes: TowerSizes) -> None:
         super().__init__()
@@ -41,38 +42,45 @@ class Tower(nn.Module):
         self.first = Linear(merger.at("mlp").at(0), inner, inner, bias=True)
         self.last = Linear(merger.at("mlp").at(2), inner, sizes.outer, bias=True)
 
-    def forward(self, pixels: Tensor, height: int, width: int) -> Tensor:
+    def forward(self, pixels: Tensor, count: int, height: int, width: int) -> Tensor:
         weight = self.patches["weight"].flatten(1)
         merge = self.sizes.merge
         order, lengths = ordered(height // merge, width // merge, self.sizes.window)
-        windows = [(count, rows * self.group) for count, rows in lengths]
+        windows = [(parts, rows * self.group) for parts, rows in lengths] * count
         order = order.to(pixels.device)
+        cos, sin = rotation_of(self.sizes, height, width, order)
+        rotation = cos.repeat(count, 1, 1), sin.repeat(count, 1, 1)
+        order = repeated(order, count)
         pixels = pixels.unflatten(0, (-1, self.group))[order].flatten(0, 1)
         hidden = functional.linear(pixels.to(weight.dtype), weight)
-        rotation = self.rotation(height, width, order)
-        image = [(1, len(hidden))]
+        frames = [(count, height * width)]
         whole = self.sizes.whole
         for index, layer in enumerate(self.layers):
-            runs = image if whole is None or index in whole else windows
+            runs = frames if whole is None or index in whole else windows
             hidden = layer.forward(hidden, rotation, runs)
         grouped = self.norm(hidden).view(len(order), -1)
         rows: Tensor = self.last(functional.gelu(self.first(grouped)))
         return torch.empty_like(rows).index_copy_(0, order, rows)
 
-    def rotation(self, height: int, width: int, order: Tensor) -> Rotation:
-        """Return cos and sin for each patch, each [n, 1, channels of a head / 2] float32."""
-        merge = self.sizes.merge
-        device = order.device
-        lines = torch.arange(height, device=device)[:, None].expand(height, width)
-        columns = torch.arange(width, device=device)[None].expand(height, width)
-        places = (
-            torch.stack([lines, columns], 2).unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
-        )
-        places = places.transpose(1, 2).flatten(0, 1)[order].flatten(0, 2)
-        quarter = self.sizes.width // self.sizes.num_heads // 4
-        exponents = torch.arange(quarter, dtype=torch.float32, device=device) / quarter
-        angles = (places[:, :, None] * (1.0 / self.sizes.theta**exponents)).flatten(1)[:, None]
-        return angles.cos(), angles.sin()
+
+def rotation_of(sizes: TowerSizes, height: int, width: int, order: Tensor) -> Rotation:
+    """Return cos and sin for each patch of an image, each [n, 1, channels of a head / 2] float32.
+    height, width: in patches. order: of the rows."""
+    device = order.device
+    lines = torch.arange(height, device=device)[:, None].expand(height, width)
+    columns = torch.arange(width, device=device)[None].expand(height, width)
+    places = in_blocks(torch.stack([lines, columns], 2), sizes.merge)[order].flatten(0, 1)
+    quarter = sizes.width // sizes.num_heads // 4
+    exponents = torch.arange(quarter, dtype=torch.float32, device=device) / quarter
+    angles = (places[:, :, None] * (1.0 / sizes.theta**exponents)).flatten(1)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def in_blocks(plane: Tensor, merge: int) -> Tensor:
+    """Return the vectors of each block of merge · merge patches: [height, width, size] → [blocks,
+    merge², size]."""
+    cut = plane.unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
+    return cut.transpose(1, 2).flatten(0, 1).flatten(1, 2)
 
 
 def ordered(height: int, width: int, window: int) -> tuple[Tensor, Runs]:
@@ -87,6 +95,12 @@ def ordered(height: int, width: int, window: int) -> tuple[Tensor, Runs]:
     for each in windows:
         counts[len(each)] = counts.get(len(each), 0) + 1
     return torch.cat(windows), [(count, size) for size, count in counts.items()]
+
+
+def repeated(order: Tensor, count: int) -> Tensor:
+    """Return the order of `count` images of the same size that are below each other."""
+    starts = torch.arange(count, device=order.device) * len(order)
+    return (starts[:, None] + order).flatten()
 
 
 class TowerLayer(nn.Module):
@@ -116,7 +130,7 @@ class TowerLayer(nn.Module):
 
 
 def norm_of(build: Build, sizes: TowerSizes) -> Norm:
-    """Return a norm: with a mean and a bias in Qwen2-VL, and without them in Qwen2.5-VL."""
+    """Return a norm: without a mean and a bias in Qwen2.5-VL, and with them in others."""
     kind = LayerNorm if sizes.whole is None else Norm
     return kind(build, sizes.width, EPS)
 
@@ -144,8 +158,9 @@ class TwoLayers(nn.Module):
 
     def __init__(self, build: Build, sizes: TowerSizes) -> None:
         super().__init__()
-        self.up = Linear(build.at("fc1"), sizes.width, sizes.inner, bias=True)
-        self.down = Linear(build.at("fc2"), sizes.inner, sizes.width, bias=True)
+        first, last = sizes.names
+        self.up = Linear(build.at(first), sizes.width, sizes.inner, bias=True)
+        self.down = Linear(build.at(last), sizes.inner, sizes.width, bias=True)
         self.activation = activation_of(sizes.activation)
 
     def forward(self, x: Tensor) -> Tensor:
