@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import soundfile
@@ -25,10 +24,10 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real_model"))
 
-from pegboard_media.audio import resample
 from whisper_files import TINY_EN, opened, published, recording
 
 from pegboard import LLM, SamplingParams
+from pegboard_media.audio import resample
 
 NUM_RUNS = 7
 NUM_AT_ONCE = 8

@@ -30,15 +30,15 @@ CEILINGS = {
     "engine": 2055,
     "engine/boundary": 695,
     "engine/grammar": 470,
-    "engine/kv": 730,
+    "engine/kv": 750,
     "engine/metrics": 275,
-    "front": 1630,
-    "interfaces": 1280,
+    "front": 1670,
+    "interfaces": 1310,
     "layers": 1140,
     "ops": 395,
-    "plan": 715,
+    "plan": 740,
     "plugins": 1170,
-    "worker": 2270,
+    "worker": 2340,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

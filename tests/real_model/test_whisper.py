@@ -13,10 +13,11 @@ import openai
 import pytest
 import soundfile
 import torch
-from pegboard_media.audio import resample
 from tokenizers import Tokenizer
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 from whisper_files import BASE, TINY_EN, Published, published, recording
+
+from pegboard_media.audio import resample
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 

@@ -1,5 +1,5 @@
-"""Transcriptions over HTTP with a tiny Whisper: the answers of transformers' greedy search, from the
-official client; long recordings; what is refused."""
+"""Transcriptions over HTTP with a tiny Whisper: the answers of transformers' greedy search, from
+the official client; long recordings; what is refused."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, LoRARequest, RequestDelta
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.actions import ResetPrefixCache, StartProfile, Stats, StopProfile
-from pegboard.engine.requests import Request, check_request
+from pegboard.engine.checks import check_request
+from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, EngineDeadError, Overloaded, PluginFailure, RequestError
 from pegboard.interfaces.metrics import Metric, Sample, split_series
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad

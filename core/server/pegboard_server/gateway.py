@@ -187,7 +187,8 @@ class Gateway:
         )
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._max_body_bytes = {
-            name: getattr(config, name) for name in ("max_body_bytes", "max_upload_bytes")
+            "max_body_bytes": config.max_body_bytes,
+            "max_upload_bytes": config.max_upload_bytes,
         }
         self._max_headers = config.h11_max_header_count
         self._max_head_bytes = config.h11_max_incomplete_event_size

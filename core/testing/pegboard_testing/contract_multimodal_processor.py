@@ -162,4 +162,5 @@ class TranscriberContract(MultiModalProcessorContract):
                 assert segment.token_ids and segment.first >= place
                 stop = segment.first + len(segment.token_ids)
                 assert token_ids[segment.first : stop] == [*segment.token_ids]
-                last, place = segment.stop, stop
+                last = segment.stop
+                place = stop

@@ -20,6 +20,7 @@ from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest, RequestDelta
 from pegboard.engine.actions import Action, R
 from pegboard.engine.admission import Admission
+from pegboard.engine.checks import check_request
 from pegboard.engine.controls import Controls, no_checkpoint
 from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.engine.forks import Forks
@@ -31,7 +32,7 @@ from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.lockstep import Alone, Lockstep
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.requests import check_request, completions_of
+from pegboard.engine.requests import completions_of
 from pegboard.engine.scheduler import Scheduler
 from pegboard.engine.steps import Steps
 from pegboard.errors import Overloaded, RequestError

@@ -85,7 +85,7 @@ class MediaInputs:
                 if self._limits[name]
             }
             self.transcriber: Transcriber | None = (
-                self._processor if "transcription" in spec.flags else None
+                self._processor if "transcribes" in spec.flags else None
             )
             every = self._placeholders.values()
             self._firsts = {each.token_ids[0] for each in every if each.token_ids}

@@ -24,9 +24,9 @@ class MultiModalProcessorSpec(Spec):
     for them. logits_processors: names of those that its questions need; the engine has them besides
     the configured ones.
 
-    flags: "transcription" = it is a `Transcriber`."""
+    flags: "transcribes" = it is a `Transcriber`."""
 
-    FLAGS = frozenset({"transcription"})
+    FLAGS = frozenset({"transcribes"})
 
     modalities: tuple[str, ...]
     logits_processors: tuple[str, ...] = ()

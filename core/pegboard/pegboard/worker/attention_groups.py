@@ -19,7 +19,6 @@ from pegboard.interfaces.attention import (
     AttentionLayer,
     AttentionNeed,
     AttentionSetup,
-    Encoder,
     KVCacheSpec,
     KVPlan,
 )
@@ -192,13 +191,12 @@ class AttentionGroups:
                         layer, k_scale=layer_of_cache.k_scale, v_scale=layer_of_cache.v_scale
                     )
                     members.setdefault(self.entries[index], []).append(scaled)
-            setup = self.setup
-            if isinstance(group.spec.retain, Encoder):  # every token is a row
-                limits = setup.limits
-                limits = replace(limits, max_num_seqs=limits.max_num_batched_tokens)
-                setup = replace(setup, limits=limits)
             for entry, attention_layers in members.items():
                 parts = [self.context.as_part(layer) for layer in attention_layers]
+                setup = self.setup
+                if parts[0].encoder_tokens is not None:  # every token is a row
+                    most = setup.limits.max_num_batched_tokens
+                    setup = replace(setup, limits=replace(setup.limits, max_num_seqs=most))
                 backend = self.registry.build(entry, replace(setup, layers=tuple(parts)))
                 backend.attach(views, group.num_slots)
                 self.backends.append((group_index, backend))

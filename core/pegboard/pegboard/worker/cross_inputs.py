@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from pegboard.interfaces.attention import AttentionInputs, KVGroup
-
-if TYPE_CHECKING:
-    from pegboard.worker.step_inputs import Buffer, RowState
+from pegboard.interfaces.attention import AttentionInputs
+from pegboard.worker.buffers import Buffer
 
 
 class CrossInputs:
     """The steps of one KV group that stores the output of an encoder. Every token is a row of its
     own, which attends to all that its request has.
 
-    index: of the group. make: creates a buffer [tokens, …] of int32, or of the type that it gets.
+    blocks: [R, max_blocks], those of all requests. num_rows: [R], of the encoder's output. make:
+    returns a buffer of a shape. size: the most tokens of a step.
     """
 
     def __init__(
-        self, group: KVGroup, index: int, state: RowState, make: Callable[..., Buffer], size: int
+        self,
+        block_size: int,
+        blocks: np.ndarray,
+        num_rows: np.ndarray,
+        make: Callable[..., Buffer],
+        size: int,
     ) -> None:
-        self.block_size = group.block_size
-        self.state = state
-        self.blocks = state.block_tables[index]
+        self.block_size = block_size
+        self.blocks = blocks
+        self.num_rows = num_rows
         self.starts = make(size + 1, dtype=torch.int32)
         self.lens = make(size, dtype=torch.int32)
         self.table = make(size, self.blocks.shape[1], dtype=torch.int32)
@@ -38,7 +41,7 @@ class CrossInputs:
     def fill(self, token_rows: np.ndarray) -> None:
         """Fill the buffers for tokens of these rows [T]."""
         size = len(token_rows)
-        self.lens.array[:size] = self.state.num_cross_rows[token_rows]
+        self.lens.array[:size] = self.num_rows[token_rows]
         self.table.array[:size] = self.blocks[token_rows]
 
     def send(self, num_tokens: int, padded: int) -> AttentionInputs:
@@ -63,7 +66,7 @@ class CrossInputs:
     def storing(self, row: int, device: str) -> AttentionInputs:
         """Return the inputs of the call that stores the encoder's output for a row. Its tokens
         attend to one slot each, because nobody reads what comes of it."""
-        size = int(self.state.num_cross_rows[row])
+        size = int(self.num_rows[row])
         blocks, inside = np.divmod(np.arange(size), self.block_size)
         slots = self.blocks[row, blocks].astype(np.int64) * self.block_size + inside
         starts = np.arange(size + 1, dtype=np.int32)

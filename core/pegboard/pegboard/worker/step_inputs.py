@@ -14,6 +14,7 @@ from pegboard.data.batch import Batch, NewRequest
 from pegboard.interfaces.attention import AttentionInputs, Encoder, KVPlan, State
 from pegboard.interfaces.platform import Copies
 from pegboard.worker.adapter_groups import AdapterGroups
+from pegboard.worker.buffers import Buffer
 from pegboard.worker.context import Context
 from pegboard.worker.cross_inputs import CrossInputs
 
@@ -105,45 +106,6 @@ class RowState:
             self.num_tokens[taking] += 1
 
 
-class Buffer:
-    """An array that the host fills, and its tensor on the device. If the device computes in the
-    host's memory, both are the same memory. Otherwise the host has two arrays and alternates, so
-    that it can fill one while the other is still being copied."""
-
-    def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: str, copies: Copies | None
-    ) -> None:
-        self.copies = copies
-        self.hosts = (
-            [torch.zeros(shape, dtype=dtype)]
-            if copies is None
-            else [copies.host(shape, dtype) for _ in range(2)]
-        )
-        self.on_device = (
-            self.hosts[0] if copies is None else torch.zeros(shape, dtype=dtype, device=device)
-        )
-        self.arrays = [host.numpy() for host in self.hosts]
-        self.array = self.arrays[0]
-        self.half = 0
-        self._extents = shape
-        self._view = self.on_device
-
-    def take(self, half: int) -> None:
-        """Fill this half from now on."""
-        self.array = self.arrays[half]
-        self.half = half
-
-    def sent(self, *extents: int) -> Tensor:
-        """Return the first part of the buffer on the device, after copying it there if necessary.
-        Most steps have the same size as the previous one and reuse its view: making a view takes
-        microseconds, and lets another thread take the interpreter lock."""
-        if extents != self._extents:
-            self._extents, self._view = extents, self.on_device[tuple(map(slice, extents))]
-        if self.copies is not None:
-            self.copies.upload(self.hosts[self.half][tuple(map(slice, extents))], self._view)
-        return self._view
-
-
 @dataclass(slots=True)
 class StepInputs:
     """One step of num_tokens tokens. All [T] are longer if the step is padded.
@@ -214,7 +176,13 @@ class InputBuilder:
             for table in state.block_tables
         ]
         self.cross = {
-            index: CrossInputs(group, index, state, self._buffer, max_tokens)
+            index: CrossInputs(
+                group.block_size,
+                state.block_tables[index],
+                state.num_cross_rows,
+                self._buffer,
+                max_tokens,
+            )
             for index, group in enumerate(plan.groups)
             if isinstance(group.spec.retain, Encoder)
         }

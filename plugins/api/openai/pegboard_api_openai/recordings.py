@@ -125,10 +125,9 @@ def read_clips(content: bytes, rate: int, seconds: int) -> tuple[list[Clip], flo
     """Return parts of at most `seconds` seconds with `rate` samples per second, and the length of
     the whole. Raises RequestError for a file that cannot be read."""
     try:
+        from pegboard.interfaces.multimodal_processor import MediaReaderSetup
         from pegboard_media.audio import resample
         from pegboard_media.reader import Reader
-
-        from pegboard.interfaces.multimodal_processor import MediaReaderSetup
     except ImportError as error:
         raise ConfigError(
             "this server cannot read audio; install pegboard-api-openai[audio]"

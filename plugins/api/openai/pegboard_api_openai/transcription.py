@@ -233,8 +233,8 @@ class TranscriptionRoute:
             for part in transcriber.segments(token_ids, seconds):
                 text = decode([*part.token_ids], skip_special_tokens=True)
                 start, stop = (clip.start + each for each in (part.start, part.stop))
-                own = logprobs[part.first : part.first + len(part.token_ids)]
-                mean = sum(own) / len(own) if own else 0.0
+                scores = logprobs[part.first : part.first + len(part.token_ids)]
+                mean = sum(scores) / len(scores) if scores else 0.0
                 lines.append(Line(start, stop, text, part.token_ids, mean))
         return lines
 

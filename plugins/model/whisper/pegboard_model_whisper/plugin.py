@@ -13,7 +13,7 @@ WHISPER_PROCESSOR = MultiModalProcessorSpec(
     api="1.0",
     implementation="pegboard_model_whisper.processor:WhisperProcessor",
     modalities=("audio",),
-    flags=frozenset({"transcription"}),
+    flags=frozenset({"transcribes"}),
     logits_processors=("whisper_times",),
 )
 WHISPER_TIMES = LogitsProcessorSpec(

@@ -44,8 +44,8 @@ class WhisperProcessor(WhisperTranscriber):
         samples = resample(samples, rate, features.rate)
         if len(samples) > features.num_samples:
             raise RequestError(
-                f"the audio has {len(samples) / features.rate:.1f} s, and Whisper hears {features.seconds} "
-                "s at a time; cut it into parts, as /v1/audio/transcriptions does"
+                f"the audio has {len(samples) / features.rate:.1f} s, and Whisper hears "
+                f"{features.seconds} s at a time; cut it, as /v1/audio/transcriptions does"
             )
         mel = features(samples, features.num_samples)
         return Processed([0] * (mel.shape[1] // 2), {"input_features": mel})

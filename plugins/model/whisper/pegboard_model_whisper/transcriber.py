@@ -91,7 +91,8 @@ class WhisperTranscriber:
             if token >= self.first_time:
                 time = (token - self.first_time) * STEP_S
                 close(place, time)
-                start, first = max(start, min(time, seconds)), place + 1
+                start = max(start, min(time, seconds))
+                first = place + 1
         close(len(token_ids), seconds)
         return parts
 

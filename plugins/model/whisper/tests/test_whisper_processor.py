@@ -39,10 +39,16 @@ from pegboard_testing.fake_limits import fake_limits
 END, BEGIN, EN, DE, TRANSLATE, TRANSCRIBE, BEFORE, NO_TIMES, FIRST = range(5, 14)
 NUM_TIMES = 60
 SIZE = FIRST + NUM_TIMES
-SPECIAL = (
-    "<|endoftext|> <|startoftranscript|> <|en|> <|de|> <|translate|> <|transcribe|> "
-    "<|startofprev|> <|notimestamps|>"
-).split()
+SPECIAL = [
+    "<|endoftext|>",
+    "<|startoftranscript|>",
+    "<|en|>",
+    "<|de|>",
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|startofprev|>",
+    "<|notimestamps|>",
+]
 TIMES = [f"<|{number / 50:.2f}|>" for number in range(NUM_TIMES)]
 
 
