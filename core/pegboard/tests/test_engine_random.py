@@ -15,7 +15,7 @@ from pegboard.data.media import MediaItem
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.actions import ResetPrefixCache
-from pegboard.interfaces.attention import Chunk, Full, State, Window
+from pegboard.interfaces.attention import Chunk, Encoder, Full, State, Window
 from pegboard_testing.fake_connectors import FakeKV
 from pegboard_testing.fake_draft import FakeDraft
 from pegboard_testing.fake_engine import EOS, FakeEngine, expected_tokens, scored_prompt
@@ -41,6 +41,8 @@ LAYERS = [
     [State(checkpoint_every=8)],
     [Full(), State(checkpoint_every=8)],
     [Window(9), State()],
+    [Full(), Encoder(5)],
+    [Window(6), Encoder(3), Full(), Encoder(3)],
 ]
 
 grammars = st.sampled_from(["3:0,1,2:4", "2:1:6", "4:0,3:3"])
@@ -55,11 +57,11 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
     max_drafts = draw(st.sampled_from([0, 0, 1, 3]))
     kv_load = (
         draw(st.sampled_from([None, None, "in_step", "between_steps"]))
-        if State not in kinds
+        if not kinds & {State, Encoder}
         else None
     )
     max_num_batched_tokens = max_num_seqs + draw(st.integers(0, 30))
-    num_stages = draw(st.sampled_from([1, 1, 2, 3]))
+    num_stages = draw(st.sampled_from([1, 1, 2, 3])) if Encoder not in kinds else 1
     return {
         "retains": retains,
         "slot_bytes": [draw(st.sampled_from([4, 4, 8])) for _ in retains],
@@ -70,7 +72,8 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_model_len": draw(st.sampled_from([16, 33, 48])),
         "max_in_flight": max(num_stages, draw(st.sampled_from([1, 1, 2, 3]))),
         "num_stages": num_stages,
-        "enable_prefix_caching": draw(st.booleans()) or kv_load is not None,
+        "enable_prefix_caching": (draw(st.booleans()) and Encoder not in kinds)
+        or kv_load is not None,
         "enable_chunked_prefill": draw(st.sampled_from([True, True, False])),
         "max_drafts": max_drafts,
         "draft": partial(FakeDraft, accuracy=draw(st.sampled_from([0.3, 0.8, 1.0]))),
@@ -159,6 +162,10 @@ def scenarios(
     for number in range(draw(st.integers(3, 8))):
         request = draw(requests(engine["max_model_len"]))
         request.request_id = f"r{number}"
+        if rows := [retain.tokens for retain in engine["retains"] if isinstance(retain, Encoder)]:
+            count = draw(st.integers(1, rows[0]))
+            item = MediaItem("audio", f"{draw(st.integers(0, 3))}-{count}", ((0, 1),), {}, count)
+            request.media = (item,)
         request.priority *= engine["by_priority"]
         if (
             len(request.prompt_token_ids) > engine["max_num_batched_tokens"]

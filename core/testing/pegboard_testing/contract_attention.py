@@ -36,6 +36,8 @@ from pegboard.interfaces.attention import (
 )
 from pegboard.interfaces.spec import Multiple, unmet
 from pegboard.worker import memory
+from pegboard.worker.buffers import Buffer
+from pegboard.worker.cross_inputs import CrossInputs
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.key_parts import Share, joined
 
@@ -612,6 +614,61 @@ class AttentionContract:
         trial = Trial(self, [owner, reader], self.some("block_size", [4, 16])[0], [7, 20], 500)
         for pieces in random_steps(rng, trial.lengths):
             self.check(trial, pieces, trial.step(pieces))
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_attention_to_the_output_of_an_encoder(self, seed: int) -> None:
+        """It is stored by a call of its own. Then every token is a row that sees all of it."""
+        rng = np.random.default_rng(700 + seed)
+        sizes = [int(rng.integers(1, 60)) for _ in range(4)]
+        layers = [
+            replace(layer, window=None, chunk=None, encoder_tokens=64)
+            for layer in self.random_layers(rng)
+        ]
+        block_size = self.some("block_size", [4, 16])[0]
+        trial = Trial(self, layers, block_size, sizes, 700 + seed)
+        width = max(map(len, trial.tables))
+        blocks = np.stack(
+            [np.pad(table.numpy(), (0, width - len(table))) for table in trial.tables]
+        )
+        cross = CrossInputs(
+            block_size,
+            blocks,
+            np.array(sizes, np.int32),
+            lambda *shape, dtype=torch.int64: Buffer(shape, dtype, self.device, None),
+            64,
+        )
+        for row in range(len(sizes)):
+            trial.backend.plan(cross.storing(row, self.device))
+            for layer in trial.layers:
+                index = layer.layer_index
+                q, k, v = (each[index][row] for each in (trial.q, trial.k, trial.v))
+                trial.calls[index](q, k, v)
+        for padding in (0, 3):
+            rows = rng.integers(0, len(sizes), int(rng.integers(1, 40)))
+            cross.fill(rows)
+            trial.backend.plan(cross.send(len(rows), len(rows) + padding))
+            for layer in trial.layers:
+                index = layer.layer_index
+                q = torch.cat([trial.q[index][row][:1] for row in rows])
+                padded = torch.cat([q, torch.zeros_like(q[:1]).expand(padding, -1, -1)])
+                result = trial.calls[index](padded, None, None)[: len(rows)]
+                for place, row in enumerate(rows.tolist()):
+                    # the reference attends to all keys from the last position
+                    queries = q[place : place + 1]
+                    table = trial.tables[row][None].to(self.device)
+                    expected = paged_attention(
+                        queries,
+                        *trial.caches[index],
+                        table,
+                        torch.tensor([0, 1]),
+                        torch.tensor([sizes[row]]),
+                        layer.scale,
+                        soft_cap=layer.soft_cap,
+                        sinks=layer.sinks,
+                    )
+                    torch.testing.assert_close(
+                        result[place], expected[0].flatten(), rtol=1e-4, atol=1e-4
+                    )
 
     def test_a_window_may_drop_old_blocks_but_no_others(self) -> None:
         trial, _ = self.random_trial(600)

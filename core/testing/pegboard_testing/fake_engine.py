@@ -33,7 +33,7 @@ from pegboard_testing.engine_invariants import EngineInvariants
 from pegboard_testing.fake_connectors import Halves
 from pegboard_testing.fake_draft import FakeDraft
 from pegboard_testing.fake_executor import FakeExecutor
-from pegboard_testing.fake_model import FakeModel, fake_kv_spec, media_tokens
+from pegboard_testing.fake_model import FakeModel, cross_rows, fake_kv_spec, media_tokens
 from pegboard_testing.fake_policy import FakePolicy
 from pegboard_testing.fake_structured_output import FakeStructuredOutput
 from pegboard_testing.fake_worker import FakeWorker
@@ -308,6 +308,7 @@ def expected_tokens(
             seed=seed,
             lora_id=request.lora.lora_int_id if request.lora else 0,
             allowed=allowed(outputs) if allowed else None,
+            rows=cross_rows(request.media),
         )
         tokens.append(token)
         outputs.append(token)

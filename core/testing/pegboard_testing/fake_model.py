@@ -16,7 +16,16 @@ from typing import Literal
 import numpy as np
 
 from pegboard.data.media import MediaItem
-from pegboard.interfaces.attention import Chunk, Full, KVCacheSpec, KVTensor, Retain, State, Window
+from pegboard.interfaces.attention import (
+    Chunk,
+    Encoder,
+    Full,
+    KVCacheSpec,
+    KVTensor,
+    Retain,
+    State,
+    Window,
+)
 
 
 def fake_kv_spec(retain: Retain | None = None, *, slot_bytes: int = 4) -> KVCacheSpec:
@@ -30,10 +39,21 @@ def media_tokens(media: Iterable[MediaItem]) -> dict[int, int]:
     """Return position → what stands there instead of a token: the rows of images, say."""
     tokens = {}
     for item in media:
+        if item.num_cross_rows:
+            continue
         positions = [start + number for start, count in item.places for number in range(count)]
         for row, position in enumerate(positions):
             tokens[position] = zlib.crc32(f"{item.digest} {row}".encode())
     return tokens
+
+
+def cross_rows(media: Iterable[MediaItem]) -> list[int]:
+    """Return the rows of the encoder's output."""
+    return [
+        zlib.crc32(f"{item.digest} {row}".encode())
+        for item in media
+        for row in range(item.num_cross_rows)
+    ]
 
 
 class FakeModel:
@@ -95,8 +115,10 @@ class FakeModel:
         seed: int | None = None,
         lora_id: int = 0,
         allowed: Sequence[int] | None = None,
+        rows: Sequence[int] = (),
     ) -> int:
-        """Return the tokens that follow `token_ids`, computed without a KV cache."""
+        """Return the tokens that follow `token_ids`, computed without a KV cache. rows: of the
+        encoder's output."""
         position = len(token_ids) - 1
         values = np.array(
             [self.value(token, p, lora_id) for p, token in enumerate(token_ids)], np.int64
@@ -108,6 +130,8 @@ class FakeModel:
                 for value in values.tolist():
                     state = self.fold(state, value)
                 views.append([state])
+            elif isinstance(retain, Encoder):
+                views.append(rows)
             else:
                 views.append(values[self.seen(retain, position)])
         return self.choose(views, position, seed, allowed)

@@ -22,12 +22,12 @@ import numpy as np
 from pegboard.data.batch import CSR, Batch, Logprobs, NewRequest, StepOutput, StepTimes, TokenMasks
 from pegboard.data.request import LoRARequest
 from pegboard.errors import ConfigError
-from pegboard.interfaces.attention import KVPlan, State
+from pegboard.interfaces.attention import Encoder, KVPlan, State
 from pegboard.interfaces.draft import DraftProposer, DraftStep
 from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.weight_loader import Checkpoint
-from pegboard_testing.fake_model import FakeModel, media_tokens
+from pegboard_testing.fake_model import FakeModel, cross_rows, media_tokens
 
 
 @dataclass
@@ -205,6 +205,8 @@ class FakeWorker:
             owner = self.rows[row]
             assert owner is not None and block_ids
             owner.tables[group].extend(block_ids)
+        for new in batch.new if any(isinstance(r, Encoder) for r in self.model.retains) else ():
+            self._store_encoded(new)
         if self.proposer is not None:
             self.proposer.remove(batch.removed_rows)
             for new in batch.new:
@@ -218,6 +220,19 @@ class FakeWorker:
         if batch.lora_slots is not None:
             for i, slot in enumerate(batch.lora_slots.tolist()):
                 self._row(batch, i).lora_id = self.adapters[slot] if slot else 0
+
+    def _store_encoded(self, new: NewRequest) -> None:
+        """Store what the encoder makes, at the begin of a request."""
+        if new.num_computed_tokens:
+            return
+        (item,) = new.media
+        assert item.digest in self.encoded, "the request needs an item that is not encoded"
+        row = self.rows[new.row]
+        assert row is not None
+        values = np.array(cross_rows(new.media), np.int64)
+        for group, retain in enumerate(self.model.retains):
+            if isinstance(retain, Encoder):
+                self._store(row, group, np.arange(len(values)), values)
 
     def _inputs(self, batch: Batch, i: int) -> list[int]:
         """Return the tokens of this step, drafts last. Check that the engine and the row agree on
@@ -259,7 +274,7 @@ class FakeWorker:
                 for value in values.tolist():
                     state = self.model.fold(state, value)
                     row.states.append(state)
-            else:
+            elif not isinstance(retain, Encoder):
                 self._store(row, group, positions, values)
 
     def _token(self, row: _Row, position: int, token: int) -> int:
@@ -287,9 +302,10 @@ class FakeWorker:
             if isinstance(retain, State):
                 views.append([row.states[position - row.num_computed]])
                 continue
-            views.append(
-                self.memory[tuple(self._slots(row, group, self.model.seen(retain, position)))]
-            )
+            seen = self.model.seen(retain, position)
+            if isinstance(retain, Encoder):
+                seen = np.arange(len(cross_rows(row.request.media)))
+            views.append(self.memory[tuple(self._slots(row, group, seen))])
         return self.model.choose(views, position, row.seed, allowed)
 
     # --- after the forward ------------------------------------------------------------------------

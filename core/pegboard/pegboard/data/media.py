@@ -47,13 +47,15 @@ class MediaItem(msgspec.Struct, frozen=True):
     processed; items with the same digest have the same rows. places: (first position, number) of
     the positions in the prompt whose rows the model's `encode` makes, in the order of the rows.
     arrays: what `encode` gets. num_cross_rows: set if the item is not in the prompt, and cross
-    attention reads its rows instead. Its place is then the first token, which needs them first."""
+    attention reads its rows instead. Its place is then the first token, which needs them first. was_kept: it was
+    not processed for this prompt."""
 
     modality: str
     digest: str
     places: tuple[tuple[int, int], ...]
     arrays: Mapping[str, MediaArray]
     num_cross_rows: int = 0
+    was_kept: bool = False
 
     @property
     def num_rows(self) -> int:

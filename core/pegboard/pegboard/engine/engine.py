@@ -150,6 +150,9 @@ class Engine:
             request = msgspec.structs.replace(request, arrival_s=self._parts.clock())
         if request.lora is not None and self._loras is not None:
             request = msgspec.structs.replace(request, lora=self._loras.arrive(request.lora))
+        for item in request.media:
+            live.count("mm_cache_queries_total", 1)
+            live.count("mm_cache_hits_total", item.was_kept)
         with self._life.changing():
             for completion in completions_of(request):
                 if constraint is not None:

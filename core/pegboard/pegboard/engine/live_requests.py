@@ -19,9 +19,11 @@ TOTALS = (
     "prefix_cache_hits_total",
     "external_prefix_cache_queries_total",
     "external_prefix_cache_hits_total",
+    "mm_cache_queries_total",
+    "mm_cache_hits_total",
     "num_preemptions_total",
 )
-"""Metrics that are counted here. Queries and hits are numbers of tokens."""
+"""Metrics that are counted here. Queries and hits of prefixes are numbers of tokens."""
 
 
 class LiveRequests:

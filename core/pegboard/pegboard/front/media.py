@@ -43,13 +43,15 @@ class Expanded(NamedTuple):
 
 class Ready(NamedTuple):
     """A processed item. digest: has the number of rows, because a client may give one name to items
-    of different sizes. runs: (first token, number) of the tokens that are rows."""
+    of different sizes. runs: (first token, number) of the tokens that are rows. was_kept: it comes
+    from the cache."""
 
     digest: str
     token_ids: list[int]
     runs: list[tuple[int, int]]
     arrays: dict[str, MediaArray]
     facts: Mapping[str, Any]
+    was_kept: bool = False
 
 
 def make_media(
@@ -127,7 +129,8 @@ class MediaInputs:
             ready = self._ready(waiting[modality].pop(0), prompt)
             start = len(expanded)
             places = tuple((start + first, count) for first, count in ready.runs)
-            items.append(MediaItem(modality, ready.digest, places, ready.arrays))
+            arrays = ready.arrays
+            items.append(MediaItem(modality, ready.digest, places, arrays, was_kept=ready.was_kept))
             expanded += ready.token_ids
             placed.append(PlacedItem(modality, start, len(expanded), ready.facts))
             done = place + len(self._placeholders[modality].token_ids)
@@ -162,7 +165,9 @@ class MediaInputs:
         source = prompt.media[0]
         ready = self._ready(source, prompt)
         num_rows = len(ready.token_ids)
-        item = MediaItem(source.modality, ready.digest, ((0, 1),), ready.arrays, num_rows)
+        item = MediaItem(
+            source.modality, ready.digest, ((0, 1),), ready.arrays, num_rows, ready.was_kept
+        )
         return Expanded([*token_ids], (item,), {})
 
     def _inputs(
@@ -243,6 +248,7 @@ class ProcessorCache:
             ready = self._items.get(digest)
             if ready is not None:
                 self._items.move_to_end(digest)
+                ready = ready._replace(was_kept=True)
             return ready
 
     def put(self, digest: str, ready: Ready) -> None:

@@ -1,0 +1,223 @@
+"""A campaign: damaged images, recordings and videos are read, as they come with requests.
+
+    python tests/campaigns/hostile_media.py --count 2000
+
+Each file is a valid one with bytes that were changed, moved, cut off or repeated. A process of its own
+reads it. Right is: it is read, or it is a RequestError; never another exception, a crash, more than 10
+seconds or more than 1 GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import select
+import struct
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import av
+import numpy as np
+import soundfile
+from PIL import Image
+
+SECONDS = 10.0
+MAX_BYTES = 2**30
+READER = """
+import json, resource, struct, sys, time
+from pegboard.data.media import MediaSource
+from pegboard.errors import RequestError
+from pegboard.interfaces.multimodal_processor import MediaReaderSetup
+from pegboard_media.reader import Reader
+reader = Reader(MediaReaderSetup())
+take = sys.stdin.buffer.read
+while head := take(9):
+    kind, size = struct.unpack("<cQ", head)
+    modality = {b"i": "image", b"a": "audio", b"v": "video"}[kind]
+    started = time.perf_counter()
+    try:
+        reader.read(MediaSource(modality=modality, value=take(size), path="file"))
+        what = "read"
+    except RequestError:
+        what = "refused"
+    except BaseException as error:
+        what = repr(error)[:200]
+    most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps([what, time.perf_counter() - started, most]), flush=True)
+"""
+
+
+class ReaderProcess:
+    """Reads files in a process, which is replaced if it ends or hangs."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def read(self, modality: str, content: bytes) -> str:
+        """Return "read", "refused", or what went wrong."""
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            self.read("image", b"")  # imports are not part of the time
+        process = self.process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(struct.pack("<cQ", modality[:1].encode(), len(content)) + content)
+        process.stdin.flush()
+        if not select.select([process.stdout], [], [], SECONDS + 20)[0]:
+            self.close()
+            return "hangs"
+        line = process.stdout.readline()
+        if not line:
+            self.close()
+            return f"the reader ended with {process.returncode}"
+        what, seconds, num_bytes = json.loads(line)
+        if seconds > SECONDS:
+            return f"takes {seconds:.0f} s"
+        if num_bytes > MAX_BYTES:
+            self.close()
+            return f"takes {num_bytes} bytes"
+        return str(what)
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+def files() -> list[tuple[str, bytes]]:
+    """Return small valid files of many formats, each with its modality."""
+    return [*images(), *recordings(), *videos()]
+
+
+def images() -> Iterator[tuple[str, bytes]]:
+    pixels = np.random.default_rng(1).integers(0, 256, (3, 37, 23, 3), np.uint8)
+    frames = [Image.fromarray(each) for each in pixels]
+    for kind, mode, more in (
+        ("PNG", "RGB", {}),
+        ("PNG", "P", {}),
+        ("PNG", "I;16", {}),
+        ("PNG", "RGBA", {"save_all": True, "append_images": frames[1:]}),
+        ("JPEG", "RGB", {}),
+        ("JPEG", "CMYK", {"progressive": True}),
+        ("GIF", "P", {"save_all": True, "append_images": frames[1:]}),
+        ("WEBP", "RGB", {"save_all": True, "append_images": frames[1:]}),
+        ("BMP", "RGB", {}),
+        ("TIFF", "RGB", {"compression": "tiff_lzw"}),
+    ):
+        file = io.BytesIO()
+        image = frames[0].convert("L").convert(mode) if mode == "I;16" else frames[0].convert(mode)
+        image.save(file, kind, **more)
+        yield "image", file.getvalue()
+
+
+def recordings() -> Iterator[tuple[str, bytes]]:
+    samples = np.random.default_rng(2).standard_normal((3000, 2)).astype(np.float32) * 0.1
+    for kind, subtype in (
+        ("WAV", "PCM_16"),
+        ("WAV", "FLOAT"),
+        ("WAV", "IMA_ADPCM"),
+        ("FLAC", "PCM_24"),
+        ("OGG", "VORBIS"),
+        ("OGG", "OPUS"),
+        ("MP3", "MPEG_LAYER_III"),
+        ("AIFF", "PCM_16"),
+        ("CAF", "ALAC_16"),
+        ("AU", "ULAW"),
+    ):
+        file = io.BytesIO()
+        soundfile.write(file, samples, 16_000, format=kind, subtype=subtype)
+        yield "audio", file.getvalue()
+
+
+def videos() -> Iterator[tuple[str, bytes]]:
+    pixels = np.random.default_rng(3).integers(0, 256, (6, 32, 48, 3), np.uint8)
+    for kind, codec in (("mp4", "mpeg4"), ("matroska", "vp8"), ("avi", "mjpeg")):
+        file = io.BytesIO()
+        with av.open(file, "w", format=kind) as container:
+            stream: Any = container.add_stream(codec, rate=Fraction(10))
+            stream.width, stream.height = 48, 32
+            stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+            for each in pixels:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(each, format="rgb24")))
+            container.mux(stream.encode())
+        yield "video", file.getvalue()
+
+
+def mutated(content: bytes, seed: int) -> bytes:
+    """Return the file with a few changes, mostly near its start, where its sizes are."""
+    chance = random.Random(seed)
+    data = bytearray(content)
+    for _ in range(chance.choice([1, 1, 2, 4, 16])):
+        if not data:
+            break
+        near = chance.random() < 0.6
+        place = chance.randrange(min(len(data), 96) if near else len(data))
+        kind = chance.randrange(7)
+        if kind == 0:
+            data[place] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            data[place] = chance.choice([0, 1, 0x7F, 0x80, 0xFF])
+        elif kind == 2:
+            form = chance.choice("HIQ")
+            number = chance.choice([0, 1, 2**15, 2**31 - 1, 2**32 - 1, 2**63]) % (
+                256 ** struct.calcsize(f"<{form}")
+            )
+            size = struct.calcsize(f"<{form}")
+            data[place : place + size] = struct.pack(f"{chance.choice('<>')}{form}", number)
+        elif kind == 3:
+            del data[place:]
+        elif kind == 4:
+            del data[place : place + chance.randrange(1, 40)]
+        elif kind == 5:
+            data[place:place] = data[place : place + chance.randrange(1, 60)] * chance.randrange(1, 50)
+        else:
+            other = chance.randrange(len(data))
+            data[place : place + 16] = data[other : other + 16]
+    return bytes(data)
+
+
+def run(count: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
+    """Read `count` damaged files. Return how many of each modality were read and refused, and what
+    went wrong."""
+    reader = ReaderProcess()
+    valid = files()
+    results: Counter[str] = Counter()
+    wrong = []
+    try:
+        for modality, content in valid:
+            assert reader.read(modality, content) == "read", "a valid file is refused"
+        for number in range(seed, seed + count):
+            index = number % len(valid)
+            modality, content = valid[index]
+            what = reader.read(modality, mutated(content, number))
+            if what in ("read", "refused"):
+                results[f"{modality} {what}"] += 1
+            else:
+                wrong.append(f"file {index}, seed {number}: {what}")
+    finally:
+        reader.close()
+    return results, wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    results, wrong = run(options.count, options.seed)
+    for name, number in sorted(results.items()):
+        print(f"{number:6} {name}")
+    print("\n".join(wrong) or "nothing went wrong")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
