@@ -2,9 +2,9 @@
 
     python tests/campaigns/hostile_media.py --count 2000
 
-Each file is a valid one with bytes that were changed, moved, cut off or repeated. A process of its own
-reads it. Right is: it is read, or it is a RequestError; never another exception, a crash, more than 10
-seconds or more than 1 GiB.
+Each file is a valid one with bytes that were changed, moved, cut off or repeated. A process of its
+own reads it. Right is: it is read, or it is a RequestError; never another exception, a crash, more
+than 10 seconds or more than 1 GiB.
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ def mutated(content: bytes, seed: int) -> bytes:
         elif kind == 4:
             del data[place : place + chance.randrange(1, 40)]
         elif kind == 5:
-            data[place:place] = data[place : place + chance.randrange(1, 60)] * chance.randrange(1, 50)
+            data[place:place] = data[place : place + chance.randrange(1, 60)] * chance.randrange(
+                1, 50
+            )
         else:
             other = chance.randrange(len(data))
             data[place : place + 16] = data[other : other + 16]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pegboard.data.batch import Batch
@@ -60,11 +61,25 @@ def test_items_may_be_kept_whole(is_whole: bool, expected: list[int]) -> None:
     assert chunks(batches(FakeEngine(**limits), item("a", 8))) == expected
 
 
+def test_an_item_that_is_the_last_token_alone() -> None:
+    limits = {**LIMITS, "max_num_batched_tokens": 10}
+    steps = batches(FakeEngine(**limits), item("a", 10, 1), length=11)
+    assert encoded(steps) == [["a"]] and [step.num_tokens for step in steps] == [10, 1, 1]
+
+
 def test_the_longest_unused_rows_go_first() -> None:
     engine = FakeEngine(**LIMITS)
     order = ["a", "b", "a", "c", "a", "b"]  # there is room for two
     steps = [encoded(batches(engine, item(name, 2))) for name in order]
     assert steps == [[["a"]], [["b"]], [], [["c"]], [], [["b"]]]
+
+
+def test_items_are_counted() -> None:
+    engine = FakeEngine(**LIMITS)
+    kept = msgspec.structs.replace(item("a", 9), was_kept=True)
+    batches(engine, item("a", 2), kept)
+    stats = engine.engine.stats()
+    assert (stats["mm_cache_queries_total"], stats["mm_cache_hits_total"]) == (2, 1)
 
 
 def test_an_item_larger_than_all_limits() -> None:

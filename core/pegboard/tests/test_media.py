@@ -178,7 +178,8 @@ def test_a_name_stands_for_an_item_that_is_kept(make_builder: MakeBuilder) -> No
     first = built(builder, named)
     later = {"prompt": "<i>", "multi_modal_data": {"image": [None]}}
     again = built(builder, {**later, "multi_modal_uuids": {"image": ["cat"]}})
-    assert again.media == first.media and reader.read_values == ["ab"]
+    assert again.media[0].digest == first.media[0].digest and reader.read_values == ["ab"]
+    assert [one.media[0].was_kept for one in (first, again)] == [False, True]
     with pytest.raises(RequestError, match="no item 'dog' in the cache; send it"):
         built(builder, {**later, "multi_modal_uuids": {"image": ["dog"]}})
     with pytest.raises(RequestError, match="2 names for 1 items"):

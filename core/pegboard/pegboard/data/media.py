@@ -47,8 +47,8 @@ class MediaItem(msgspec.Struct, frozen=True):
     processed; items with the same digest have the same rows. places: (first position, number) of
     the positions in the prompt whose rows the model's `encode` makes, in the order of the rows.
     arrays: what `encode` gets. num_cross_rows: set if the item is not in the prompt, and cross
-    attention reads its rows instead. Its place is then the first token, which needs them first. was_kept: it was
-    not processed for this prompt."""
+    attention reads its rows instead. Its place is then the first token, which needs them first.
+    was_kept: it was not processed for this prompt."""
 
     modality: str
     digest: str

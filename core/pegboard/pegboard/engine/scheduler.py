@@ -211,7 +211,8 @@ class Scheduler:
     ) -> tuple[int, int]:
         """Limit both numbers to the rest of the step's budget. The grammar may trim the drafts
         further."""
-        if num_known > 1:
+        in_items = bool(request.media) and request.num_computed_tokens < request.num_prompt_tokens
+        if num_known > 1 or in_items:
             return schedule.chunk(request, num_known), num_drafts
         num_drafts = min(num_drafts, schedule.tokens_left - 1)
         if num_drafts and request.grammar is not None:
