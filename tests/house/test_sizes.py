@@ -33,12 +33,12 @@ CEILINGS = {
     "engine/kv": 750,
     "engine/metrics": 275,
     "front": 1675,
-    "interfaces": 1310,
+    "interfaces": 1325,
     "layers": 1140,
     "ops": 395,
     "plan": 740,
     "plugins": 1170,
-    "worker": 2340,
+    "worker": 2410,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

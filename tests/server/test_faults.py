@@ -430,8 +430,10 @@ def test_the_table_has_every_kind() -> None:
     """Kinds whose code runs in a server that generates text, and hooks. Model families are data,
     and commands are not servers. Poolers: tests/parity/test_pooling_parity.py. Collectives: their
     contract, and test_lifecycle.py for ranks that die or hang. Processors of images:
-    core/pegboard/tests/test_media.py."""
-    left_out = {"model_family", "command", "pooler", "collective", "multimodal_processor"}
+    core/pegboard/tests/test_media.py. Encoder connectors:
+    tests/parity/test_encoder_connector.py."""
+    left_out = {"model_family", "command", "pooler", "collective"}
+    left_out |= {"multimodal_processor", "encoder_connector"}
     assert {kind for kind, _ in ROWS} == set(KINDS) - left_out | {"hooks"}
 
 

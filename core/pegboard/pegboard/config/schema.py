@@ -407,6 +407,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool,
         doc("Divide both matrices of an adapter among ranks, not only one", needs="max_loras"),
     ] = False
+    encoder_connector: Annotated[
+        str | None,
+        doc("Encoder connector plugin: shares rows of images, audio and video with other engines"),
+    ] = None
     kv_connectors: Annotated[list[str] | None, doc("KV connector plugins, in order")] = None
     kv_load_failure_policy: Annotated[
         Literal["recompute", "fail"], doc("What to do when a KV load fails", needs="kv_connectors")

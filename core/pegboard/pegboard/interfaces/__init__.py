@@ -116,6 +116,14 @@ KINDS: dict[str, Kind] = {
             provisional=True,
         ),
         _kind(
+            "encoder_connector",
+            "EncoderConnectorSpec",
+            "one",
+            "W",
+            "shares what models make of images, audio and video",
+            provisional=True,
+        ),
+        _kind(
             "scheduling_policy",
             "SchedulingPolicySpec",
             "one",

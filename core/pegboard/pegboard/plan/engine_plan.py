@@ -171,6 +171,11 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         settings = with_encoder(settings, flags, checkpoint)
         processor = choose_processor(registry, settings, flags, checkpoint)
         settings = with_processor(settings, registry, processor)
+        if engine.encoder_connector is not None and processor is None:
+            raise ConfigError(
+                f"encoder_connector {engine.encoder_connector!r} has no effect on a model that "
+                "takes only text; leave it out"
+            )
         family = choose_family(registry, need_of(checkpoint))
         tool_parser = choose_parser(registry, "tool_parser", engine.tool_call_parser, family)
         reasoning_parser = choose_parser(
@@ -413,6 +418,7 @@ def _check_names(registry: Registry, settings: Settings) -> None:
         "logits_processor": engine.logits_processors or (),
         "structured_output": structured_outputs_config(engine).names,
         "kv_connector": engine.kv_connectors or (),
+        "encoder_connector": [engine.encoder_connector],
         "tool_parser": [engine.tool_call_parser if engine.tool_call_parser != NONE else None],
         "reasoning_parser": [engine.reasoning_parser if engine.reasoning_parser != NONE else None],
     }

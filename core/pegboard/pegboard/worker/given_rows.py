@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pegboard.data.batch import Batch, NewRequest
 from pegboard.data.media import MediaArray, MediaItem
+from pegboard.worker.shared_rows import SharedRows
 from pegboard.worker.step_inputs import StepInputs
 
 
@@ -26,12 +27,13 @@ class Span(NamedTuple):
 
 
 class GivenRows:
-    """model: makes the rows of images, audio and video, if the engine sends any. encoded: digest →
-    rows [n, width]."""
+    """model: makes the rows of images, audio and video, if the engine sends any. shared: None =
+    other engines make none for this one. encoded: digest → rows [n, width]."""
 
-    def __init__(self, device: str, model: Any) -> None:
+    def __init__(self, device: str, model: Any, shared: SharedRows | None = None) -> None:
         self.device = device
         self.model = model
+        self.shared = shared
         self.spans: dict[int, list[Span]] = {}
         self.encoded: dict[str, Tensor] = {}
 
@@ -41,7 +43,10 @@ class GivenRows:
             del self.encoded[digest]
         modalities: dict[str, list[MediaItem]] = {}
         for item in batch.encode:
-            modalities.setdefault(item.modality, []).append(item)
+            if self.shared is not None and (rows := self.shared.load(item)) is not None:
+                self.encoded[item.digest] = rows
+            else:
+                modalities.setdefault(item.modality, []).append(item)
         for modality, items in modalities.items():
             arrays = [self._tensors(item.arrays) for item in items]
             for item, rows in zip(items, self.model.encode(modality, arrays), strict=True):
@@ -50,6 +55,8 @@ class GivenRows:
                         f"encode() returned {len(rows)} rows for {item.num_rows} placeholders"
                     )
                 self.encoded[item.digest] = rows
+                if self.shared is not None:
+                    self.shared.save(item, rows)
 
     def _tensors(self, arrays: Mapping[str, MediaArray]) -> dict[str, Tensor]:
         tensors = {}

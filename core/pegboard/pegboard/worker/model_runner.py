@@ -43,6 +43,7 @@ from pegboard.worker.given_rows import GivenRows
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
+from pegboard.worker.shared_rows import SharedRows
 from pegboard.worker.stages import TRAITS
 from pegboard.worker.step_inputs import InputBuilder, RowState
 
@@ -51,7 +52,7 @@ from pegboard.worker.step_inputs import InputBuilder, RowState
 class RunnerParts:
     """What a runner computes with. All parts are built and bound. pooler: set for pooling
     models; nothing is sampled. traits: the stages to record. next_stage: where the rows go; None =
-    this pipeline stage is the last one."""
+    this pipeline stage is the last one. shared_rows: of an encoder connector."""
 
     loaded: LoadedModel
     plan: KVPlan
@@ -65,6 +66,7 @@ class RunnerParts:
     pooler: Pooler | None = None
     traits: tuple[Trait, ...] = TRAITS
     next_stage: Collective | None = None
+    shared_rows: SharedRows | None = None
 
 
 class ModelRunner:
@@ -92,7 +94,7 @@ class ModelRunner:
             axes=declared.axes,
         )
         self.stages = parts.loaded.connect(self.inputs, parts.traits)
-        self.given = GivenRows(parts.device, parts.loaded.model)
+        self.given = GivenRows(parts.device, parts.loaded.model, parts.shared_rows)
         self.scores = PromptScores(
             parts.sampler, parts.loaded.model.logits, self.state, self.inputs.head_adapters
         )

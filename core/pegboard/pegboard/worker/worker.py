@@ -50,6 +50,7 @@ from pegboard.worker.parts import (
     make_sampler,
     take_device,
 )
+from pegboard.worker.shared_rows import make_shared_rows
 from pegboard.worker.stages import TRAITS
 from pegboard.worker.weight_memory import WeightMemory
 
@@ -236,6 +237,7 @@ class Worker:
             views,
             proposer=make_proposer(self.setup),
             connectors=make_connectors(self.setup, kv_plan, views),
+            shared_rows=make_shared_rows(self.models[0]),
         )
 
     def warm_up(self) -> list[Decision]:
@@ -412,6 +414,8 @@ class Worker:
             self.adapters.close()
         for connector in self.running.parts.connectors.values() if self.runners else ():
             connector.close()
+        if self.runners and (shared := self.running.parts.shared_rows) is not None:
+            shared.connector.close()
         if self.replay is not None:
             self.replay.reset()
         setup = vars(self).get("setup")
