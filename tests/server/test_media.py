@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,3 +220,38 @@ def test_the_cache_is_emptied(server: Server) -> None:
 
 def test_nothing_is_left(server: Server) -> None:
     server.wait_until_idle()
+
+
+@pytest.mark.parametrize("num_items", [1, 2])
+def test_bench(server: Server, tmp_path: Path, num_items: int) -> None:
+    """Random images, of which each takes 16 tokens."""
+    words = ["--backend", "openai-chat", "--dataset-name", "random-mm", "--num-prompts", "4"]
+    words += ["--input-len", "10", "--output-len", "3", "--ignore-eos", "--save-result"]
+    words += ["--extra-body", '{"allowed_token_ids": [1, 2, 3]}']
+    words += ["--random-mm-base-items-per-request", str(num_items)]
+    words += ["--random-mm-bucket-config", "{(20, 30, 1): 1.0, (40, 9, 1): 2}"]
+    place = ["--result-dir", str(tmp_path), "--result-filename", "result.json"]
+    command = [sys.executable, "-m", "pegboard", "bench", "serve", "--port", str(server.port)]
+    ended = subprocess.run([*command, *words, *place], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["completed"], result["total_output_tokens"]) == (4, 12)
+    assert result["total_input_tokens"] >= 4 * 16 * num_items
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--random-mm-bucket-config", "{1: 2}"], "expected a mapping such as"),
+        (["--random-mm-bucket-config", "{(8, 8, 16): 1}"], "only images are made"),
+        (["--random-mm-num-mm-items-range-ratio", "2"], "must be in [0, 1]"),
+        (["--backend", "openai"], "images need --backend openai-chat"),
+        (["--backend", "openai-audio"], "openai-audio takes --dataset-name custom"),
+    ],
+)
+def test_bench_refuses(server: Server, words: list[str], told: str) -> None:
+    command = [sys.executable, "-m", "pegboard", "bench", "serve", "--port", str(server.port)]
+    more = ["--dataset-name", "random-mm", "--num-prompts", "1", "--input-len", "3"]
+    given = [*command, "--backend", "openai-chat", *more, *words]
+    ended = subprocess.run(given, capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0 and told in ended.stderr

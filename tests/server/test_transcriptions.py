@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -186,6 +187,33 @@ def test_a_seed(server: Server) -> None:
         posted(server, **given, seed=seed, language="en").json()["text"] for seed in (1, 1, 2)
     )
     assert one == two != other
+
+
+def test_bench(server: Server, tmp_path: Path) -> None:
+    how = {"language": "en", "temperature": 1, "seed": 1}
+    lines: list[str] = []
+    for seed in range(30):
+        name, content = file_of(spoken(1.0, seed))
+        given = {"file": (name, content), **how, "max_completion_tokens": 4}
+        if len(lines) < 3 and posted(server, **given).json()["text"]:
+            (tmp_path / f"{seed}-{name}").write_bytes(content)
+            path = str(tmp_path / f"{seed}-{name}")
+            lines.append(json.dumps({"audio": path, "output_tokens": 4}))
+    (tmp_path / "recordings.jsonl").write_text("\n".join(lines))
+    words = ["--backend", "openai-audio", "--dataset-name", "custom", "--num-prompts", "3"]
+    words += ["--dataset-path", str(tmp_path / "recordings.jsonl"), "--save-result"]
+    result = benched(server, tmp_path, *words, "--extra-body", json.dumps(how))
+    assert (result["completed"], result["failed"]) == (3, 0)
+    assert 3 <= result["total_output_tokens"] <= 12 and result["total_input_tokens"] == 12
+
+
+def benched(server: Server, folder: Path, *words: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "pegboard", "bench", "serve", "--port", str(server.port)]
+    place = ["--result-dir", str(folder), "--result-filename", "result.json"]
+    ended = subprocess.run([*command, *words, *place], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [

@@ -1,23 +1,24 @@
-"""The requests of the measurements: random prompts, conversations of a ShareGPT file, or prompts of
-a JSONL file. The seed decides all random choices."""
+"""The requests of the measurements: random prompts, with or without images, conversations of a
+ShareGPT file, or prompts or recordings of a JSONL file. The seed decides all random choices."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from pegboard.errors import PegboardError, UsageError
+from pegboard_command_bench.media import add_media_flags, random_images
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
 
-DATASETS = ("random", "sharegpt", "custom", "prefix_repetition")
+DATASETS = ("random", "random-mm", "sharegpt", "custom", "prefix_repetition")
 
 SHAREGPT_MAX_PROMPT = 1024
 SHAREGPT_MAX_TOTAL = 2048
@@ -29,11 +30,19 @@ DEFAULT_OUTPUT_LEN = 256
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request of a measurement. prompt_len is in tokens of the given tokenizer."""
+    """One request of a measurement. prompt_len is in tokens of the given tokenizer. parts: images,
+    as parts of a message. recording: to be written down."""
 
     prompt: str
     prompt_len: int
     output_len: int
+    parts: tuple[dict[str, Any], ...] = ()
+    recording: Path | None = None
+
+    @property
+    def content(self) -> Any:
+        """The content of a message."""
+        return [*self.parts, {"type": "text", "text": self.prompt}] if self.parts else self.prompt
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 1000) -> None:
@@ -48,7 +57,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 100
     group.add_argument(
         "--dataset-path",
         metavar="FILE",
-        help="sharegpt: JSON; custom: JSONL of {prompt, output_tokens}",
+        help="sharegpt: JSON; custom: JSONL of {prompt, output_tokens} or {audio: file}",
     )
     group.add_argument(
         "--num-prompts", type="number", default=num_prompts, help="requests (default %(default)s)"
@@ -116,6 +125,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 100
             default=default,
             help="prefix_repetition (default %(default)s)",
         )
+    add_media_flags(group)
 
 
 def make_requests(arguments: Any, tokenizer: "Tokenizer") -> list[BenchRequest]:
@@ -123,6 +133,7 @@ def make_requests(arguments: Any, tokenizer: "Tokenizer") -> list[BenchRequest]:
     that cannot be used."""
     makers: dict[str, Callable[[Any, Tokenizer, np.random.Generator], list[BenchRequest]]] = {
         "random": _random,
+        "random-mm": _random_mm,
         "sharegpt": _sharegpt,
         "custom": _custom,
         "prefix_repetition": _prefix_repetition,
@@ -205,6 +216,15 @@ def _random(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) ->
     return requests
 
 
+def _random_mm(
+    arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator
+) -> list[BenchRequest]:
+    """Random prompts with images of random pixels."""
+    requests = _random(arguments, tokenizer, rng)
+    images = random_images(len(requests), arguments, rng)
+    return [replace(request, parts=parts) for request, parts in zip(requests, images, strict=True)]
+
+
 def _prefix_repetition(
     arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator
 ) -> list[BenchRequest]:
@@ -283,7 +303,8 @@ def _custom(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) ->
     for line in lines[: arguments.num_prompts]:
         try:
             entry = json.loads(line)
-            prompt = entry["prompt"]
+            recording = Path(entry["audio"]).expanduser() if "audio" in entry else None
+            prompt = entry["prompt"] if recording is None else entry.get("prompt", "")
         except (ValueError, KeyError, TypeError) as error:
             message = (
                 f'--dataset-path {arguments.dataset_path}: expected {{"prompt": …}}, got '
@@ -296,7 +317,10 @@ def _custom(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) ->
         )
         requests.append(
             BenchRequest(
-                prompt, len(tokenizer.encode(prompt, add_special_tokens=True)), int(output_len)
+                prompt,
+                len(tokenizer.encode(prompt, add_special_tokens=True)),
+                int(output_len),
+                recording=recording,
             )
         )
     return requests

@@ -16,6 +16,7 @@ import numpy as np
 from pegboard.errors import PegboardError
 from pegboard_command_bench.datasets import BenchRequest
 from pegboard_command_bench.http_stream import request
+from pegboard_command_bench.media import form
 
 
 @dataclass(frozen=True)
@@ -129,19 +130,22 @@ async def send(target: Target, asked: BenchRequest) -> Measured:
     }
     if target.is_chat:
         body |= {
-            "messages": [{"role": "user", "content": asked.prompt}],
+            "messages": [{"role": "user", "content": asked.content}],
             "max_completion_tokens": asked.output_len,
         }
     else:
         body |= {"prompt": asked.prompt, "max_tokens": asked.output_len}
     if target.ignore_eos:
         body["ignore_eos"] = True
+    kind = "application/json"
+    if asked.recording is not None:
+        kind, content = form(recording_fields(target, asked), asked.recording)
+    else:
+        content = json.dumps(body).encode()
     measured = Measured(asked.prompt_len, time.perf_counter())
-    headers = {"Content-Type": "application/json", **target.headers}
+    headers = {"Content-Type": kind, **target.headers}
     try:
-        async with request(
-            "POST", target.url, headers, json.dumps(body).encode(), verify=target.verify
-        ) as answer:
+        async with request("POST", target.url, headers, content, verify=target.verify) as answer:
             if answer.status != 200:
                 measured.error = (
                     f"{answer.status}: {(await answer.body()).decode('utf-8', 'replace')[:500]}"
@@ -151,6 +155,18 @@ async def send(target: Target, asked: BenchRequest) -> Measured:
     except (OSError, PegboardError, ValueError, asyncio.IncompleteReadError) as error:
         measured.error = f"{type(error).__name__}: {error}"
     return measured
+
+
+def recording_fields(target: Target, asked: BenchRequest) -> dict[str, Any]:
+    """Return the fields of a form with a recording."""
+    return {
+        "model": target.model,
+        "prompt": asked.prompt,
+        "stream": "true",
+        "stream_include_usage": "true",
+        "max_completion_tokens": asked.output_len,
+        **target.extra,
+    }
 
 
 async def _events(lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:

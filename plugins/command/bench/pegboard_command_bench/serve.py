@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ ENDPOINTS = {
     "vllm": "/v1/completions",
     "openai": "/v1/completions",
     "openai-chat": "/v1/chat/completions",
+    "openai-audio": "/v1/audio/transcriptions",
 }
 """Maps a backend (vLLM's names) to its route."""
 
@@ -260,7 +262,8 @@ async def _run(
         ignore_eos=arguments.ignore_eos,
         verify=not arguments.insecure,
     )
-    first = BenchRequest(requests[0].prompt, requests[0].prompt_len, min(requests[0].output_len, 4))
+    check_backend(arguments, requests)
+    first = replace(requests[0], output_len=min(requests[0].output_len, 4))
     await wait_until_ready(
         target, first, arguments.ready_check_timeout_sec, lambda text: print(text, file=sys.stderr)
     )
@@ -277,6 +280,18 @@ async def _run(
     )
     about = {"model_id": served["id"], "tokenizer_id": arguments.tokenizer or served["root"]}
     return {**about, **summarize(measured, duration_s, wanted)}
+
+
+def check_backend(arguments: Any, requests: Sequence[BenchRequest]) -> None:
+    """Raise UsageError if the requests do not fit the route."""
+    takes_audio = arguments.backend == "openai-audio"
+    if any((request.recording is not None) != takes_audio for request in requests):
+        raise UsageError(
+            "--backend openai-audio takes --dataset-name custom with lines of {audio: file}, and "
+            "other backends take no recordings"
+        )
+    if any(request.parts for request in requests) and arguments.backend != "openai-chat":
+        raise UsageError("images need --backend openai-chat")
 
 
 async def _served(base: str, headers: dict[str, str], arguments: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pegboard.errors import UsageError
 from pegboard.interfaces.command import CommandSetup
 from pegboard_command_bench.datasets import BenchRequest, add_dataset_flags, make_requests
 from pegboard_command_bench.results import engine_parser, write_json
@@ -77,17 +78,27 @@ def _params(request: BenchRequest, arguments: Any) -> Any:
     )
 
 
+def check_items(requests: Sequence[BenchRequest], arguments: Any) -> None:
+    """Raise UsageError for images that this measurement does not send."""
+    if any(request.recording is not None for request in requests):
+        raise UsageError("recordings are measured by bench serve with --backend openai-audio")
+    is_chat = arguments.backend == "vllm-chat" and not arguments.async_engine
+    if any(request.parts for request in requests) and not is_chat:
+        raise UsageError("images need --backend vllm-chat, without --async-engine")
+
+
 def _run(settings: Any, arguments: Any) -> tuple[float, int, int, int]:
     """Returns (seconds, prompt tokens, output tokens, requests)."""
     from pegboard import LLM
 
     with LLM.from_settings(settings) as llm:
         requests = make_requests(arguments, llm.get_tokenizer())
+        check_items(requests, arguments)
         params = [_params(request, arguments) for request in requests]
         started = time.perf_counter()
         use_tqdm = not arguments.disable_tqdm
         if arguments.backend == "vllm-chat":
-            messages = [[{"role": "user", "content": request.prompt}] for request in requests]
+            messages = [[{"role": "user", "content": request.content}] for request in requests]
             outputs = llm.chat(messages, params, use_tqdm=use_tqdm)
         else:
             outputs = llm.generate(
@@ -113,6 +124,7 @@ def _run_async(settings: Any, arguments: Any) -> tuple[float, int, int, int]:
         client = await asyncio.to_thread(AsyncLLM.from_settings, settings)
         async with client:
             requests = make_requests(arguments, client.get_tokenizer())
+            check_items(requests, arguments)
             with tqdm(
                 total=len(requests),
                 desc="Requests",
