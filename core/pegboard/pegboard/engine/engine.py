@@ -150,7 +150,7 @@ class Engine:
         if request.lora is not None and self._loras is not None:
             request = msgspec.structs.replace(request, lora=self._loras.arrive(request.lora))
         with self._life.changing():
-            for completion in completions_of(request):
+            for completion in completions_of(request, self.limits.whole):
                 if constraint is not None:
                     self._grammars.start(completion)
                 live.add(completion)
