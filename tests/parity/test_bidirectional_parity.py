@@ -80,8 +80,7 @@ class TypedReference(MediaReference):
 
 
 def gemma3(folder: Path, *, text: Mapping[str, Any] | None = None, **images: Any) -> MediaReference:
-    """Write a Gemma 3 whose images have four rows, or nine with `rows`. images: of the image
-    processor."""
+    """Write a Gemma 3 whose images have four rows, or `rows`. images: options of the processor."""
     rows = images.pop("rows", 4)
     model = make_media_model(
         "gemma3",
@@ -97,7 +96,7 @@ def gemma3(folder: Path, *, text: Mapping[str, Any] | None = None, **images: Any
     names = {"boi_token": MARKS[0], "image_token": MARKS[1], "eoi_token": MARKS[2]}
     tokenizer._set_model_specific_special_tokens(names)
     processor = Gemma3Processor(
-        image_processor=Gemma3ImageProcessorPil(size=SIZE, **images),
+        image_processor=Gemma3ImageProcessorPil(size=SIZE),
         tokenizer=tokenizer,
         image_seq_length=rows,
     )
@@ -105,7 +104,8 @@ def gemma3(folder: Path, *, text: Mapping[str, Any] | None = None, **images: Any
 
     def inputs(one: Prompt) -> Mapping[str, torch.Tensor]:
         given = one.get("multi_modal_data", {}).get("image")
-        return dict(processor(text=one["prompt"], images=given, return_tensors="pt"))
+        options = images if given else {}
+        return dict(processor(text=one["prompt"], images=given, return_tensors="pt", **options))
 
     return TypedReference(folder, model, inputs)
 
@@ -205,7 +205,11 @@ def test_the_first_paligemma(tmp_path: Path) -> None:
 
 def test_pan_and_scan(tmp_path: Path) -> None:
     """Crops are images of their own, which do not attend to each other's later tokens."""
-    check_media(gemma3(tmp_path, **PAN_AND_SCAN), some_prompts(MARKS[0]), max_num_batched_tokens=8)
+    reference = gemma3(tmp_path, **PAN_AND_SCAN)
+    crops = reference.inputs(some_prompts(MARKS[0])[0])["pixel_values"]
+    assert len(crops) == 3, "an image and two crops"
+    settings = {"mm_processor_kwargs": PAN_AND_SCAN, "max_num_batched_tokens": 8}
+    check_media(reference, some_prompts(MARKS[0]), max_num_seqs=4, **settings)
 
 
 def test_preempted(gemma: MediaReference) -> None:
@@ -270,7 +274,7 @@ def test_a_prompt_that_no_step_can_compute_is_refused(pali: MediaReference) -> N
 
 @pytest.mark.parametrize("side", [1, 2, 4])
 def test_rows_of_gemma3(tmp_path: Path, side: int) -> None:
-    reference = gemma3(tmp_path, rows=side * side, **PAN_AND_SCAN)
+    reference = gemma3(tmp_path, rows=side * side)
     check_rows(reference, Gemma3Vision, (2, 3, SIDE, SIDE))
 
 

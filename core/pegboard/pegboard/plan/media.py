@@ -37,9 +37,7 @@ def most_items(limits: Mapping[str, Any], modality: str) -> int:
     return count
 
 
-def with_encoder(
-    settings: Settings, flags: frozenset[str], checkpoint: Checkpoint
-) -> Settings:
+def with_encoder(settings: Settings, flags: frozenset[str], checkpoint: Checkpoint) -> Settings:
     """Return the settings that an encoder-decoder model needs. flags: of the model's spec. Raises
     ConfigError for what such a model cannot do."""
     if "encoder_decoder" not in flags:

@@ -279,7 +279,9 @@ class LoadedModel:
             for index, layer in self.build.declared.attention.items()
             if layer.sees_items
         }
-        return {index for index, group in enumerate(plan.groups) if layers.intersection(group.layers)}
+        return {
+            index for index, group in enumerate(plan.groups) if layers.intersection(group.layers)
+        }
 
     def bind(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> None:
         """Bind every layer, to this memory of the KV cache. The model may run after `connect`."""

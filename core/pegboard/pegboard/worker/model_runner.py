@@ -135,7 +135,11 @@ class ModelRunner:
         is_decode = num_tokens == batch.num_rows and not has_given and bool(batch.samples.all())
         fused = self.stages.find("decode", num_tokens) if is_decode else None
         recording = fused or self.stages.find("forward", num_tokens)
-        if self.stages.pads and self.state.visible is not None and self.state.visible.matters(batch):
+        if (
+            self.stages.pads
+            and self.state.visible is not None
+            and self.state.visible.matters(batch)
+        ):
             recording = None  # recordings attend causally
         inputs = self.inputs.build(
             batch, recording.size if recording is not None and self.stages.pads else 0
@@ -224,7 +228,9 @@ class ModelRunner:
         """Store what cross attention reads, at the begin of a request."""
         if new.num_computed_tokens:
             return  # it shares the blocks of another completion
-        steps = {i: each.storing(new.row, self.parts.device) for i, each in self.inputs.cross.items()}
+        steps = {
+            i: each.storing(new.row, self.parts.device) for i, each in self.inputs.cross.items()
+        }
         for item in new.media:
             self.parts.loaded.store_encoded(self.given.encoded[item.digest], steps)
 

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 BEGIN = "<start_of_image>"
 ROW = "<image_soft_token>"
 END = "<end_of_image>"
+PAN_AND_SCAN = {
+    "do_pan_and_scan": False,
+    "pan_and_scan_min_crop_size": 256,
+    "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.2,
+}
+"""Unless the options have other values. As in transformers, files of a checkpoint do not count."""
 
 
 class Gemma3Processor:
@@ -55,7 +62,7 @@ class Gemma3Processor:
 
     def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
         """The array is pixel_values, float32 [1 + crops, 3, size, size]."""
-        output = self.images([value], options)
+        output = self.images([value], {**PAN_AND_SCAN, **options})
         pixels = square_pixels(output["pixel_values"], self.size)
         tokens = self.tokenizer.encode(self.text(len(pixels) - 1), add_special_tokens=False)
         return Processed(tokens, {"pixel_values": pixels}, np.array(tokens) == self.token)
