@@ -89,11 +89,12 @@ class StepSchedule:
             num_tokens = cut(request.whole, computed, num_tokens, most)
         if request.media and self._encoder is not None:
             num_tokens = self._encoder.limit(request, num_tokens)
+            num_tokens = cut(request.whole, computed, num_tokens)
         if self._every and num_tokens > 1:
             border = (computed + num_tokens) // self._every * self._every
             if border > computed:
-                num_tokens = border - computed
-        return cut(request.whole, computed, num_tokens)
+                num_tokens = cut(request.whole, computed, border - computed) or num_tokens
+        return num_tokens
 
     def allows_partial(self, request: Request) -> bool:
         """Return whether one more prompt may be computed in chunks."""
