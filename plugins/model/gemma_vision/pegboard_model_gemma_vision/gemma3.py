@@ -42,5 +42,5 @@ class Gemma3Vision(WithLanguageModel):
         each = self.grid // self.side
         blocks = features.unflatten(1, (self.side, each, self.side, each))
         rows = blocks.mean((2, 4)).flatten(0, 2)
-        made = self.norm(rows) @ self.projection["mm_input_projection_weight"]
-        return made.split([len(image) * self.side**2 for image in images])
+        vectors = self.norm(rows) @ self.projection["mm_input_projection_weight"]
+        return vectors.split([len(image) * self.side**2 for image in images])

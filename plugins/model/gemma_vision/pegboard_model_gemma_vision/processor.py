@@ -50,9 +50,9 @@ class Gemma3Processor:
         self.one = f"\n\n{BEGIN}{ROW * pooled_side(config, sizes) ** 2}{END}\n\n"
         self.tokenizer = setup.tokenizer
         for text, expected in ((BEGIN, self.begin), (ROW, self.token)):
-            if (found := token_id(setup.tokenizer, text)) != expected:
+            if (known := token_id(setup.tokenizer, text)) != expected:
                 raise ModelError(
-                    f"the checkpoint's tokenizer has {text} as token {found}, and its config says "
+                    f"the checkpoint's tokenizer has {text} as token {known}, and its config says "
                     f"{expected}; use the tokenizer of the model's repository"
                 )
         self.images = ImageProcessor(setup.checkpoint)
