@@ -27,18 +27,18 @@ CEILINGS = {
     "cli": 345,
     "config": 690,
     "data": 700,
-    "engine": 2055,
+    "engine": 2105,
     "engine/boundary": 695,
     "engine/grammar": 470,
-    "engine/kv": 730,
+    "engine/kv": 735,
     "engine/metrics": 275,
     "front": 1630,
-    "interfaces": 1280,
+    "interfaces": 1285,
     "layers": 1140,
     "ops": 395,
-    "plan": 715,
+    "plan": 720,
     "plugins": 1170,
-    "worker": 2270,
+    "worker": 2315,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

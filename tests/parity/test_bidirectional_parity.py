@@ -255,6 +255,17 @@ def test_divided(
     check_media(request.getfixturevalue(kind), prompts, **STEP)
 
 
+@pytest.mark.parametrize(("ranks", "keys", "rows"), [(4, 2, 1), (1, 1, 2)])
+def test_shared_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, keys: int, rows: int
+) -> None:
+    """Ranks share out the tokens of the layers without a window."""
+    shared = {"decode_context_parallel_size": keys, "prefill_context_parallel_size": rows}
+    divide(monkeypatch, ranks, 1, **shared)
+    reference = gemma3(tmp_path, text={"num_attention_heads": 4, "num_key_value_heads": 2})
+    check_media(reference, some_prompts(MARKS[0]), repeats=2, **STEP)
+
+
 def test_an_item_that_no_step_can_compute_is_refused(tmp_path: Path) -> None:
     reference = gemma3(tmp_path, rows=16)
     with open_media_llm(tmp_path, max_num_batched_tokens=15, max_num_seqs=4) as llm:

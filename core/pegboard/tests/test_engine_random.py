@@ -161,9 +161,8 @@ def scenarios(
         request = draw(requests(engine["max_model_len"]))
         request.request_id = f"r{number}"
         request.priority *= engine["by_priority"]
-        if (
-            len(request.prompt_token_ids) > engine["max_num_batched_tokens"]
-            and not (engine["enable_chunked_prefill"] and engine["whole"] != "prompt")
+        if len(request.prompt_token_ids) > engine["max_num_batched_tokens"] and not (
+            engine["enable_chunked_prefill"] and engine["whole"] != "prompt"
         ):
             del request.prompt_token_ids[engine["max_num_batched_tokens"] :]
             length = len(request.prompt_token_ids)
