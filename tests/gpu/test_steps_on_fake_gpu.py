@@ -20,9 +20,10 @@ from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, BlockDelta, NewRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.installed import Entry
-from pegboard.interfaces.attention import KVGroup, KVPlan
+from pegboard.interfaces.attention import AttentionLayer, KVGroup, KVPlan
 from pegboard.interfaces.executor import Place
 from pegboard.interfaces.platform import PlatformSetup
+from pegboard.layers import attention
 from pegboard.worker.worker import Worker, WorkerPlan
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.fake_gpu import DEVICE, FakeGPU, FakeGPUPlatform
@@ -124,10 +125,14 @@ def batch_of(
 
 
 def generate(
-    worker: Worker, num_steps: int, params: SamplingParams | None = None, seed: int | None = None
+    worker: Worker,
+    num_steps: int,
+    params: SamplingParams | None = None,
+    seed: int | None = None,
+    whole: tuple[tuple[int, int], ...] = (),
 ) -> list[list[int]]:
     """Return the tokens of PROMPTS. All steps are started before the first result is read, as with
-    two steps in flight."""
+    two steps in flight. whole: items of the first prompt."""
     new = [
         NewRequest(
             row,
@@ -138,6 +143,7 @@ def generate(
             params or SamplingParams(temperature=0),
             seed,
             (np.arange(1 + 6 * row, 7 + 6 * row, dtype=np.int32),),
+            whole=() if row else whole,
         )
         for row, prompt in enumerate(PROMPTS)
     ]
@@ -187,6 +193,22 @@ def test_captured_steps_equal_eager_ones_and_the_cpu(
     assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking), (
         "sampling does not wait either"
     )
+
+
+def test_items_are_seen_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def layer(**given: Any) -> AttentionLayer:
+        return AttentionLayer(**{**given, "sees_items": True})
+
+    monkeypatch.setattr(attention, "AttentionLayer", layer)
+    monkeypatch.setitem(CONFIG, "num_hidden_layers", 2)
+    params = SamplingParams(temperature=3.0)
+    expected = generate(on_cpu(tmp_path), 4, params, seed=3, whole=((0, 4),))
+    causal = generate(on_cpu(tmp_path), 4, params, seed=3)
+    assert expected[0] != causal[0], "the item makes a difference"
+    assert expected[1] == causal[1]
+    monkeypatch.setattr(sampling, "ROWS", 2)
+    with FakeGPU(), triton_on_fake_gpu():
+        assert generate(on_gpu(tmp_path), 4, params, seed=3, whole=((0, 4),)) == expected
 
 
 def test_a_captured_launch_keeps_its_numbers_and_reads_the_device(gpu: FakeGPU) -> None:

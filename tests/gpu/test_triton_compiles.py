@@ -45,6 +45,7 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             "RULE": "window" if rows == 2 else "chunk",
             "HAS_SINKS": True,
             "HAS_SOFT_CAP": rows == 2,
+            "HAS_NUM_KEYS": rows == 2,
             "IS_PART": rows == 2,
             "STORED": stored,
         }

@@ -86,6 +86,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_encoder_input_tokens": draw(st.sampled_from([1, 4, 9])),
         "encoder_cache_size": draw(st.sampled_from([1, 5, 9])),
         "disable_chunked_mm_input": draw(st.sampled_from([False, False, True])),
+        "whole": draw(st.sampled_from([None, None, "items", "prompt"])),
     }
 
 
@@ -167,13 +168,13 @@ def scenarios(
             item = MediaItem("audio", f"{draw(st.integers(0, 3))}-{count}", ((0, 1),), {}, count)
             request.media = (item,)
         request.priority *= engine["by_priority"]
-        if (
-            len(request.prompt_token_ids) > engine["max_num_batched_tokens"]
-            and not engine["enable_chunked_prefill"]
+        if len(request.prompt_token_ids) > engine["max_num_batched_tokens"] and not (
+            engine["enable_chunked_prefill"] and engine["whole"] != "prompt"
         ):
             del request.prompt_token_ids[engine["max_num_batched_tokens"] :]
             length = len(request.prompt_token_ids)
             request.media = tuple(item for item in request.media if item.stop <= length)
+        request.media = _possible(request.media, engine)
         arrivals.append((draw(st.sampled_from([0, 0, 1, 5, 12])), request))
     aborts = {
         r.request_id: step + draw(st.integers(0, 8))
@@ -181,6 +182,16 @@ def scenarios(
         if draw(st.integers(0, 5)) == 0
     }
     return engine, arrivals, aborts, draw(st.sets(st.integers(0, 6), max_size=3))
+
+
+def _possible(media: tuple[MediaItem, ...], engine: dict[str, Any]) -> tuple[MediaItem, ...]:
+    """Return the items that the engine does not refuse."""
+    most = engine["max_num_batched_tokens"]
+    if engine["whole"] == "items":
+        return tuple(item for item in media if all(count <= most for _, count in item.places))
+    room = min(engine["max_num_encoder_input_tokens"], engine["encoder_cache_size"])
+    rows = sum({item.digest: item.num_rows for item in media}.values())
+    return media[:1] if engine["whole"] == "prompt" and rows > room else media
 
 
 def _expected(engine: FakeEngine, request: EngineRequest, index: int) -> tuple[list[int], str]:

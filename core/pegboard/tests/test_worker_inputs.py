@@ -35,6 +35,7 @@ class Row:
     num_prompt: int
     num_computed: int = 0
     kinds: list[int] = field(default_factory=list)
+    whole: tuple[tuple[int, int], ...] = ()
     tables: list[list[int]] = field(default_factory=lambda: [[], [], []])
 
 
@@ -49,7 +50,7 @@ class Twin:
         )
         plan = KVPlan(groups, 999, 1, 4)
         self.plan = plan
-        self.state = RowState(ROWS, CAPACITY, plan, ["kinds", "same", "shift"])
+        self.state = RowState(ROWS, CAPACITY, plan, ["kinds", "same", "shift"], sees_items=True)
         self.builder = InputBuilder(
             plan,
             max_tokens=200,
@@ -58,6 +59,7 @@ class Twin:
             device="cpu",
             context=CONTEXT,
             axes=["same", "shift"],
+            item_groups={0, 2},
         )
         self.rows: dict[int, Row] = {}
         self.next_block = 1
@@ -94,6 +96,9 @@ class Twin:
                     list(tokens), len(tokens), draw(st.integers(0, len(tokens) - 1))
                 )
                 row.kinds = [1 + token % 7 for token in tokens] if draw(st.booleans()) else []
+                if draw(st.booleans()):
+                    ends = sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=4)))
+                    row.whole = tuple(zip(ends[::2], ends[1::2], strict=False))
                 self.blocks(row, row.num_computed)
                 fresh = True
             else:
@@ -123,6 +128,7 @@ class Twin:
                         None,
                         tables,
                         token_inputs=inputs_of(row.kinds),
+                        whole=row.whole,
                     )
                 )
             else:
@@ -234,6 +240,7 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
     offsets = [0]
     slots: list[list[int]] = [[], [], []]
     visible = []
+    seen_keys = []
     for number, count, proposed in order:
         row = twin.rows[number]
         span = range(row.num_computed, row.num_computed + count + len(proposed))
@@ -250,7 +257,9 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
             slots[2].append(
                 row.tables[2][len(stored) // 4] * 4 + len(stored) % 4 if is_here else -1
             )
-            visible.append(len(stored) + is_here)
+            stops = [stop for first, stop in row.whole if first <= p < stop]
+            seen_keys.append(stops[0] if stops else p + 1)
+            visible.append(len(stored_of(seen_keys[-1])))
         if row.num_computed + count == len(row.tokens):
             index += range(len(ids) - len(proposed) - 1, len(ids))
             drafts += proposed
@@ -288,6 +297,10 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
             assert seen.num_keys is not None and seen.num_keys_cpu is not None
             assert seen.num_keys.tolist() == visible + [0] * more
             assert seen.num_keys_cpu.tolist() == visible + [0] * more
+        elif g == 0 and seen_keys != [position + 1 for position in positions]:
+            assert seen.num_keys is not None and seen.num_keys_cpu is not None
+            assert seen.num_keys[:num_tokens].tolist() == seen_keys
+            assert seen.num_keys_cpu[:num_tokens].tolist() == seen_keys
         else:
             assert seen.num_keys is None and seen.num_keys_cpu is None
         assert not seen.block_table[num_rows:].any()

@@ -41,7 +41,7 @@ from pegboard.worker.cross_inputs import CrossInputs
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.key_parts import Share, joined
 
-FEATURES = ("window", "chunk", "sinks", "soft_cap", "part")
+FEATURES = ("window", "chunk", "sinks", "soft_cap", "part", "items")
 TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
 STORED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 """Types of the cache that only round. Others (int8 with scales) are for the backend's own tests."""
@@ -71,6 +71,7 @@ def paged_attention(
     soft_cap: float | None = None,
     chunk: int | None = None,
     sinks: Tensor | None = None,
+    num_keys: Tensor | None = None,
 ) -> Tensor:
     """The reference, slow and readable: compute causal attention of each row's newest tokens over
     its whole history.
@@ -78,8 +79,9 @@ def paged_attention(
     q: [T, H, D], with the rows one after another, as `query_start_loc` [B+1] says. k_cache,
     v_cache: [blocks, block_size, K, D or Dv]. block_table: [B, max_blocks]. seq_lens: [B],
     including the new tokens, whose KV is already in the cache. Query token i of a row with n new
-    tokens is at position seq_len − n + i. window, chunk, sinks: see `AttentionLayer`. Heads are
-    grouped: H is a multiple of K (Ainslie et al. 2023). Returns [T, H, Dv].
+    tokens is at position seq_len − n + i. window, chunk, sinks: see `AttentionLayer`. num_keys: see
+    `AttentionInputs`. Heads are grouped: H is a multiple of K (Ainslie et al. 2023). Returns [T, H,
+    Dv].
     """
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1])
     block_size = k_cache.shape[1]
@@ -100,7 +102,8 @@ def paged_attention(
             scores = soft_cap * torch.tanh(scores / soft_cap)
         query_positions = torch.arange(length - (stop - start), length, device=q.device)[:, None]
         key_positions = torch.arange(length, device=q.device)[None, :]
-        hidden = key_positions > query_positions
+        last = query_positions if num_keys is None else num_keys[start:stop, None] - 1
+        hidden = key_positions > last
         if window is not None:
             hidden |= key_positions <= query_positions - window
         if chunk is not None:
@@ -164,7 +167,8 @@ class Tested(Protocol):
 class Trial:
     """A backend whose new cache contains garbage, rows of random queries, keys and values in
     shuffled blocks, and the same data in plain tensors for the reference. stored: the type of the
-    cache, which holds all keys and values exactly; None = dtype."""
+    cache, which holds all keys and values exactly; None = dtype. items: of each row, the first
+    positions of its items and those after their ends."""
 
     def __init__(
         self,
@@ -175,7 +179,9 @@ class Trial:
         seed: int,
         dtype: str = "float32",
         stored: str | None = None,
+        items: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> None:
+        self.items = items or [()] * len(lengths)
         self.layers = with_scales(layers, stored, seed, contract.device)
         self.block_size = block_size
         self.lengths = lengths
@@ -273,6 +279,7 @@ class Trial:
                 table[where // self.block_size].long() * self.block_size + where % self.block_size
             )
             slots.append(torch.full_like(places, -1) if piece.row in unstored else places)
+        num_keys = self.num_keys(pieces)
         return AttentionInputs(
             num_rows=len(pieces),
             num_tokens=int(loc[-1]),
@@ -283,7 +290,19 @@ class Trial:
             block_table=torch.from_numpy(tables).to(self.device),
             block_table_cpu=tables,
             slot_mapping=torch.cat(slots).to(self.device),
+            num_keys=None if num_keys is None else torch.from_numpy(num_keys).to(self.device),
+            num_keys_cpu=num_keys,
         )
+
+    def num_keys(self, pieces: Sequence[Piece]) -> np.ndarray | None:
+        """Return how many keys each token of the step attends to, if one attends to later ones."""
+        causal = [np.arange(piece.start, piece.stop, dtype=np.int32) + 1 for piece in pieces]
+        seen = [each.copy() for each in causal]
+        for piece, each in zip(pieces, seen, strict=True):
+            for start, stop in self.items[piece.row]:
+                each[max(start - piece.start, 0) : max(stop - piece.start, 0)] = stop
+        whole = np.concatenate(seen)
+        return whole if bool((whole > np.concatenate(causal)).any()) else None
 
     def _dropped(self, piece: Piece) -> int:
         """Return how many blocks at the start of the row no window or chunk reaches any more. The
@@ -336,7 +355,7 @@ class Trial:
             rows = (tables, inputs.query_start_loc, inputs.seq_lens)
             features = (layer.window, layer.soft_cap, layer.chunk)
             out = paged_attention(
-                q, *self.caches[owner], *rows, layer.scale, *features, layer.sinks
+                q, *self.caches[owner], *rows, layer.scale, *features, layer.sinks, inputs.num_keys
             )
             outputs[layer.layer_index] = out.flatten(1)
         return outputs
@@ -355,9 +374,21 @@ class PartTrial(Trial):
         return self.share.of(super().inputs(pieces, unstored), self.block_size)
 
 
-def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[list[Piece]]:
+def random_items(rng: np.random.Generator, length: int) -> list[tuple[int, int]]:
+    """Return where the items of a row are."""
+    ends = sorted(rng.integers(0, length + 1, 2 * int(rng.integers(0, 4))).tolist())
+    return [(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=True)]
+
+
+def random_steps(
+    rng: np.random.Generator,
+    lengths: Sequence[int],
+    items: Sequence[Sequence[tuple[int, int]]] | None = None,
+) -> Iterator[list[Piece]]:
     """Yield steps that compute every row from its first to its last token, in chunks of random
-    size. Each step takes some of the rows, decodes first."""
+    size. Each step takes some of the rows, decodes first. items: a chunk does not end inside
+    these."""
+    items = items or [()] * len(lengths)
     done = [0] * len(lengths)
     while left := [row for row, length in enumerate(lengths) if done[row] < length]:
         taken = [row for row in left if rng.random() < 0.7] or left[:1]
@@ -365,8 +396,10 @@ def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[l
         for row in taken:
             room = lengths[row] - done[row]
             count = int(rng.choice([1, room, int(rng.integers(1, room + 1))]))
-            pieces.append(Piece(row, done[row], done[row] + count))
-            done[row] += count
+            stop = done[row] + count
+            stop = max([stop, *(end for start, end in items[row] if start < stop < end)])
+            pieces.append(Piece(row, done[row], stop))
+            done[row] = stop
         yield sorted(pieces, key=lambda piece: piece.stop - piece.start > 1)
 
 
@@ -445,6 +478,32 @@ class AttentionContract:
         for pieces in steps:
             self.check(trial, pieces, trial.step(pieces))
 
+    @pytest.mark.parametrize("seed", range(24))
+    def test_items_are_seen_to_their_end(self, seed: int) -> None:
+        """Rows with items, chunks of them, and decodes. Windows and chunks of attention decide
+        which key is the first one. Sometimes ranks share out the tokens."""
+        if not self.can("items"):
+            return
+        rng = np.random.default_rng(900 + seed)
+        layers = [replace(layer, sees_items=True) for layer in self.random_layers(rng)]
+        lengths = [
+            1,
+            int(rng.integers(2, 90)),
+            int(rng.integers(2, self.long_row if seed % 6 == 0 else 200)),
+            int(rng.integers(2, 40)),
+        ]
+        items = [random_items(rng, length) for length in lengths]
+        stored = self.some("kv_dtype", [*TOLERANCES, "float8_e4m3fn"])
+        block_size = self.some("block_size", [4, 16])[0]
+        rest = (block_size, lengths, seed, "float32", stored[seed % len(stored)], items)
+        if seed % 3 or not self.can("part"):
+            trial = Trial(self, layers, *rest)
+            for pieces in random_steps(rng, lengths, items):
+                self.check(trial, pieces, trial.step(pieces), self.rounding(rest[4]))
+        else:
+            layers = [replace(layer, window=None, chunk=None, sinks=None) for layer in layers]
+            self.check_parts(layers, Share(0, 3, 2), rest, random_steps(rng, lengths, items))
+
     @pytest.mark.parametrize("dtype", TOLERANCES)
     def test_every_declared_dtype(self, dtype: str) -> None:
         if not (self.can("dtype", dtype) and self.can("kv_dtype", dtype)):
@@ -480,23 +539,34 @@ class AttentionContract:
         # long rows are cut into ranges, and rows with common blocks read them together
         lengths = [1, 3, 40, self.long_row, int(rng.integers(1, 90))]
         rest = (block_size, lengths, seed, "float32", stored[seed % len(stored)])
+        self.check_parts(layers, Share(0, size, run), rest, random_steps(rng, lengths))
+
+    def check_parts(
+        self,
+        layers: Sequence[AttentionLayer],
+        share: Share,
+        rest: tuple[Any, ...],
+        steps: Iterator[list[Piece]],
+    ) -> None:
+        """Compare what all ranks give together with the reference. share: of the first rank. rest:
+        of the arguments of a `Trial`."""
         whole = Trial(self, layers, *rest)
         parts = [
             PartTrial(
-                Share(rank, size, run),
+                replace(share, rank=rank),
                 self,
                 [replace(layer, is_part=True) for layer in layers],
                 *rest,
             )
-            for rank in range(size)
+            for rank in range(share.size)
         ]
-        for pieces in random_steps(rng, lengths):
+        for pieces in steps:
             of_ranks: list[Any] = [trial.step(pieces) for trial in parts]
             outputs = {
                 layer.layer_index: joined([each[layer.layer_index] for each in of_ranks]).flatten(1)
                 for layer in layers
             }
-            self.check(whole, pieces, outputs, self.rounding(rest[-1]))
+            self.check(whole, pieces, outputs, self.rounding(rest[4]))
 
     @pytest.mark.parametrize("stored", FLOAT8)
     @pytest.mark.parametrize("seed", range(3))

@@ -113,6 +113,7 @@ class LatentTrial(Trial):
         self.stored = stored
         self.block_size = block_size
         self.lengths = lengths
+        self.items = [()] * len(lengths)
         self.device = "cpu"
         random = torch.Generator().manual_seed(seed)
         rank = layer.value_dim or 0

@@ -92,9 +92,9 @@ class EngineInvariants:
         chunks = batch.num_scheduled_tokens - batch.num_draft_tokens
         assert chunks.min(initial=1) >= 1, "a row computes only drafts, or nothing"
         longest = max(1, min(limits.long_prefill_token_threshold, budget.max_chunk))
-        assert not limits.enable_chunked_prefill or chunks.max(initial=0) <= longest, (
-            f"chunks {chunks}, the limit is {longest}"
-        )
+        assert (
+            not limits.enable_chunked_prefill or limits.whole or chunks.max(initial=0) <= longest
+        ), f"chunks {chunks}, the limit is {longest}"
 
     def _check_partial(self, batch: Batch, budget: StepBudget) -> None:
         """No prompt is begun in chunks beyond the limits. Those that have begun go on, whatever the

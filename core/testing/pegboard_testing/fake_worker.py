@@ -260,7 +260,9 @@ class FakeWorker:
     # --- the forward ------------------------------------------------------------------------------
 
     def _write(self, row: _Row, tokens: list[int]) -> None:
-        positions = np.arange(row.num_computed, row.num_computed + len(tokens))
+        stop = row.num_computed + len(tokens)
+        assert not any(first < stop < end for first, end in row.request.whole), "it is not whole"
+        positions = np.arange(row.num_computed, stop)
         if row.media:
             tokens = [self._token(row, p, t) for p, t in enumerate(tokens, row.num_computed)]
         pairs = zip(tokens, positions.tolist(), strict=True)

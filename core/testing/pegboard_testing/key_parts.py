@@ -33,10 +33,15 @@ class Share:
         for row, length in enumerate(lengths):
             for position in range(length - int(starts[row + 1] - starts[row]), length):
                 before = self.num_stored(position)
-                num_keys.append(self.num_stored(position + 1))
+                seen = position + 1
+                if inputs.num_keys_cpu is not None:
+                    seen = int(inputs.num_keys_cpu[len(num_keys)])
+                num_keys.append(self.num_stored(seen))
                 block = int(inputs.block_table_cpu[row, before // block_size])
                 slots.append(
-                    block * block_size + before % block_size if num_keys[-1] > before else -1
+                    block * block_size + before % block_size
+                    if self.num_stored(position + 1) > before
+                    else -1
                 )
         seq_lens = np.array([self.num_stored(length) for length in lengths], np.int32)
         visible = np.array(num_keys, np.int32)

@@ -79,6 +79,7 @@ ATTENTION = AttentionSpec(
         "soft_cap": True,
         "encoder": True,
         "part": True,
+        "items": True,
         "block_size": Multiple(16),
     },
     flags=frozenset({"replay"}),

@@ -39,7 +39,8 @@ class Limits:
     step together with others. max_num_encoder_input_tokens: how many rows of images, audio and
     video a step may encode; 0 = the model has only text. encoder_cache_size: how many of them the
     workers keep.
-    disable_chunked_mm_input: no step computes only a part of such an item.
+    disable_chunked_mm_input: no step computes only a part of such an item. whole: what no step
+    computes only the first part of, because its tokens attend to those after them.
 
     Raises ConfigError, which names the setting, if a value is out of range.
     """
@@ -69,6 +70,7 @@ class Limits:
     max_num_encoder_input_tokens: int = 0
     encoder_cache_size: int = 4096
     disable_chunked_mm_input: bool = False
+    whole: Literal["items", "prompt"] | None = None
 
     def __post_init__(self) -> None:
         positive = (

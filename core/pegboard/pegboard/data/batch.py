@@ -72,7 +72,8 @@ class CSR(msgspec.Struct):
 class NewRequest(msgspec.Struct):
     """What the worker needs to fill the state of `row`. It is sent once when a request is admitted
     or resumed. prompt_embeds, token_inputs, media: see `EngineRequest`; the media have no
-    arrays."""
+    arrays. whole: (first position, position after the last one) of tokens that all attend to each
+    other."""
 
     row: int
     request_id: str
@@ -86,6 +87,7 @@ class NewRequest(msgspec.Struct):
     token_inputs: Mapping[str, Sequence[int]] = {}
     pooling: PoolingParams | None = None
     media: tuple[MediaItem, ...] = ()
+    whole: tuple[tuple[int, int], ...] = ()
 
 
 class BlockDelta(msgspec.Struct):

@@ -94,6 +94,8 @@ class Admission:
             return Verdict.BLOCKED  # it waits for a step that can compute the whole prompt
         num_tokens = schedule.chunk(request, num_missing)
         samples = num_tokens == num_missing
+        if num_tokens == 0 and request.whole:
+            return Verdict.BLOCKED  # it waits for a step that can compute the whole item
         if num_tokens == 0 or (not samples and not schedule.allows_partial(request)):
             return Verdict.SKIPPED
         if not self._starts.reserve(request, computed + num_tokens, start, computed):

@@ -16,6 +16,7 @@ from pegboard.engine.kv.cache import Copy, NewBlocks
 from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.requests import Request
+from pegboard.engine.whole_spans import cut
 from pegboard.interfaces.scheduling_policy import StepBudget
 
 
@@ -45,6 +46,7 @@ class StepSchedule:
         encoder: EncoderCache | None = None,
     ) -> None:
         self.budget = budget
+        self._most = limits.max_num_batched_tokens
         self._can_chunk = limits.enable_chunked_prefill
         self._max_chunk = min(max(1, budget.max_chunk), limits.long_prefill_token_threshold)
         self._every = checkpoint_every
@@ -76,17 +78,22 @@ class StepSchedule:
     def chunk(self, request: Request, num_missing: int) -> int:
         """Return how many of the missing tokens this step computes, within the budget and the chunk
         limit. A chunk ends before an item that cannot be encoded now, and where a state can be
-        cached, if there is such a place in it."""
+        cached, if there is such a place in it. It never ends inside tokens that are computed as a
+        whole; a step takes them beyond these limits, if it has room for their number."""
         num_tokens = min(num_missing, self.tokens_left)
         if self._can_chunk:
             num_tokens = min(num_tokens, self._max_chunk)
+        computed = request.num_computed_tokens
+        if request.whole:
+            most = self._most - self.budget.max_tokens + self.tokens_left
+            num_tokens = cut(request.whole, computed, num_tokens, most)
         if request.media and self._encoder is not None:
             num_tokens = self._encoder.limit(request, num_tokens)
-        computed = request.num_computed_tokens
+            num_tokens = cut(request.whole, computed, num_tokens)
         if self._every and num_tokens > 1:
             border = (computed + num_tokens) // self._every * self._every
             if border > computed:
-                num_tokens = border - computed
+                num_tokens = cut(request.whole, computed, border - computed) or num_tokens
         return num_tokens
 
     def allows_partial(self, request: Request) -> bool:
@@ -193,6 +200,7 @@ def _new_request(request: Request, entry: Entry) -> NewRequest:
         token_inputs=request.token_inputs,
         pooling=request.pooling,
         media=tuple(msgspec.structs.replace(item, arrays={}) for item in request.media),
+        whole=request.whole,
     )
 
 

@@ -275,6 +275,7 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
         else config.max_num_encoder_input_tokens or config.max_num_batched_tokens,
         encoder_cache_size=config.encoder_cache_size,
         disable_chunked_mm_input=config.disable_chunked_mm_input,
+        whole=plan.whole,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest
 from pegboard.engine.prompt_embeds import check_embeds
+from pegboard.engine.whole_spans import check_whole
 from pegboard.errors import RequestError
 
 
@@ -15,6 +16,7 @@ def check_request(
     has_priority: the scheduling policy honours `priority`. embedding_size: the width of prompt
     embeddings; 0 = they are off. The engine checks grammars."""
     _check_prompt(request, limits)
+    check_whole(request, limits)
     if request.prompt_embeds:
         check_embeds(request.prompt_embeds, embedding_size, len(request.prompt_token_ids))
     if request.priority and not has_priority:

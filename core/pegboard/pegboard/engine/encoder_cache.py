@@ -24,7 +24,8 @@ class EncoderCache(Gate):
         self._dropped: list[str] = []
 
     def begin(self, *, is_idle: bool) -> None:
-        """Let go of all items but those that requests have computed a part of."""
+        """Let go of all items but those that requests have computed a part of. Items of a step that
+        computed nothing are not encoded."""
         for digest, holders in [*self._holders.items()]:
             for request in [*holders]:
                 computed = request.num_computed_tokens
@@ -33,6 +34,8 @@ class EncoderCache(Gate):
                     for item in request.media
                 ):
                     self._release(digest, request)
+        for item in [*self._new]:
+            self._drop(item.digest)
 
     def limit(self, request: Request, num_tokens: int) -> int:
         """Return how many of the request's next `num_tokens` tokens a step can compute. The items

@@ -154,7 +154,7 @@ class Engine:
             live.count("mm_cache_queries_total", 1)
             live.count("mm_cache_hits_total", item.was_kept)
         with self._life.changing():
-            for completion in completions_of(request):
+            for completion in completions_of(request, self.limits.whole):
                 if constraint is not None:
                     self._grammars.start(completion)
                 live.add(completion)

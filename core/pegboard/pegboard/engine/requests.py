@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from pegboard.data.media import MediaItem
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.whole_spans import Span, whole_spans
 from pegboard.interfaces.scheduling_policy import RequestStatus
 
 LOAD_FAILED = (
@@ -44,8 +45,8 @@ class Request:
     num_in_flight_tokens: how many of those are scheduled but not yet confirmed. They are in
     num_in_flight_steps steps. num_loading_tokens: how many of those a KV connector loads within the
     first of these steps. block_hashes: the chain of hashes, one per KVPlan.hash_block_size
-    confirmed tokens. hash_spans: the other keys of these hashes, in order; None =
-    no block was hashed yet.
+    confirmed tokens. hash_spans: the other keys of these hashes, in order; None = no block was
+    hashed yet. whole: see `whole_spans`.
     parent: the completion whose prompt this one will share, as long as it waits for that.
     num_waiting_children of the parent counts such completions. num_external_tokens: how many of
     num_cached_tokens KV connectors load, without those whose load has failed. uses_connectors:
@@ -70,6 +71,7 @@ class Request:
     token_inputs: dict[str, list[int]] = field(default_factory=dict)
     pooling: PoolingParams | None = None
     media: tuple[MediaItem, ...] = ()
+    whole: tuple[Span, ...] = ()
     key: str = ""
     seed: int | None = None
     stop_token_ids: set[int] = field(default_factory=set)
@@ -207,14 +209,18 @@ class Request:
         return token_ids, None
 
 
-def completions_of(source: EngineRequest) -> Iterator[Request]:
+def completions_of(
+    source: EngineRequest, whole: Literal["items", "prompt"] | None = None
+) -> Iterator[Request]:
     """Create the n completions of a request. The first one is the parent, whose prompt blocks the
-    others share."""
+    others share. whole: see `Limits`."""
     parent = Request.of(source)
+    parent.whole = tuple(whole_spans(source, whole))
     yield parent
     params = source.params
     for index in range(1, params.n):
         child = Request.of(source, index=index, parent=parent)
+        child.whole = parent.whole
         if params.prompt_logprobs is not None:  # the parent reports them for all completions
             child.params = params.clone(prompt_logprobs=None, skip_reading_prefix_cache=None)
         yield child

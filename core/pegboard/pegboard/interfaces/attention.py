@@ -33,7 +33,8 @@ class AttentionSpec(Spec):
     count. sparse: True if it can choose keys by an index (see `SparseIndex`). encoder: True if it
     can compute layers whose tokens attend to those after them, where kv_dtype does not count (see
     `AttentionLayer`). Keys and values are then stored in the compute type, if at all. part: True if
-    it can attend to a part of the keys (see `AttentionLayer`).
+    it can attend to a part of the keys (see `AttentionLayer`). items: True if its tokens can attend
+    to the end of their item (see `AttentionLayer`).
 
     flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of
     `AttentionInputs` and memory that `plan` fills in place.
@@ -55,6 +56,7 @@ class AttentionNeed(Need):
     sparse: bool = False
     encoder: bool = False
     part: bool = False
+    items: bool = False
     block_size: int | None = None
 
 
@@ -227,6 +229,10 @@ class AttentionLayer:
     a code means code · k_scale. Values likewise. They are written in place when weights are loaded,
     so a backend keeps the tensors and not their numbers.
 
+    sees_items: a token of an image may attend to the tokens of the image after it, too. Then the
+    step says how many keys it attends to (see `AttentionInputs`). A window or chunk still decides
+    which key is the first one.
+
     is_part: the cache has only some of a request's tokens, and other ranks have the others (see
     `AttentionInputs`). The bound attention returns (out [T, H, Dv], lse float32 [T, H]), where lse
     is the log of the sum of exp(score) over these keys. Without keys it is −∞, and out is 0. With
@@ -252,6 +258,7 @@ class AttentionLayer:
     k_scale: "Tensor | None" = field(default=None, compare=False)
     v_scale: "Tensor | None" = field(default=None, compare=False)
     is_part: bool = False
+    sees_items: bool = False
 
     @property
     def retain(self) -> Retain:
@@ -283,8 +290,10 @@ class AttentionInputs:
     max_blocks] int32. slot_mapping: [T] int64, block_id * block_size + offset; −1 = do not store.
 
     If the cache has only a part of each request's tokens, seq_lens counts these. A token of the
-    step attends to the first `num_keys` of its request: int32 [T]. None = it attends to all tokens
-    up to itself.
+    step attends to the first `num_keys` of its request: int32 [T], which never becomes smaller from
+    one token of a row to the next. None = it attends to all tokens up to itself. Layers with
+    `sees_items` get it in steps where a token attends to a later one; such a row has at least two
+    tokens.
     """
 
     num_rows: int

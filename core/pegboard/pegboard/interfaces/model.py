@@ -22,10 +22,23 @@ class ModelSpec(Spec):
     nothing is cached, and the model makes vectors and no text. "classifier" = `logits` returns one
     number for each class, of rows that the pooler made. "tensor_parallel" = ranks can divide its
     layers. "multimodal" = it is a `MultiModal`. "encoder_decoder" = it is an
-    `EncoderDecoder`, and each prompt has one item, which it encodes.
+    `EncoderDecoder`, and each prompt has one item, which it encodes. "whole_items" = the tokens of
+    an item attend to all of it, so no step computes only the first part of it. An item with other
+    tokens between its rows counts as several. "whole_prompt" = the tokens of a prompt attend to all
+    of it. The layers of both are built with `Build.sees_items`.
     """
 
-    FLAGS = frozenset({"encoder", "classifier", "tensor_parallel", "multimodal", "encoder_decoder"})
+    FLAGS = frozenset(
+        {
+            "encoder",
+            "classifier",
+            "tensor_parallel",
+            "multimodal",
+            "encoder_decoder",
+            "whole_items",
+            "whole_prompt",
+        }
+    )
 
 
 class Model(Protocol):

@@ -22,7 +22,8 @@ class Attention(Layer):
     layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in
     tokens, including the current one. rope: if given, q and k are first rotated by the step's
     rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at build.path. chunk, exact_keys,
-    encoder, encoder_tokens: see AttentionLayer. Each rank has its share of the heads.
+    encoder, encoder_tokens: see AttentionLayer; sees_items is that of the build. Each rank has its
+    share of the heads.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Attention(Layer):
             exact_keys=exact_keys,
             encoder=encoder,
             encoder_tokens=encoder_tokens,
+            sees_items=build.sees_items,
         )
         build.declared.attention[layer_index] = self.spec
 

@@ -80,7 +80,8 @@ class Build:
     None if LoRA is off. tensor: the ranks that divide each layer. stage: the part of the stack that
     is built. engines: those that share out experts; None = each engine has all of them. stored:
     the names of the checkpoint's tensors. renamed: path → the path that the checkpoint has instead.
-    models: builds another architecture (see `language_model`)."""
+    models: builds another architecture (see `language_model`). sees_items: of attention layers (see
+    `AttentionLayer`)."""
 
     dtype: str
     device: str
@@ -102,6 +103,7 @@ class Build:
     stored: Collection[str] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     models: Callable[[Mapping[str, Any], Build], nn.Module] | None = None
+    sees_items: bool = False
     declared: Declared = field(default_factory=Declared)
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 

@@ -58,7 +58,7 @@ from pegboard.interfaces.weight_loader import (
 )
 from pegboard.log import get_logger
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
-from pegboard.plan.media import choose_processor, with_encoder, with_processor
+from pegboard.plan.media import choose_processor, whole_of, with_encoder, with_processor
 from pegboard.plan.model_config import (
     eos_token_ids,
     max_model_len,
@@ -107,7 +107,7 @@ class EnginePlan:
     defaults by SamplingParams field. model_names: names that clients may use. family: what the
     model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
     pooling: what the engine makes of prompts; None = it generates text. multimodal_processor: its
-    qualified name; None = the engine takes only text. task: what that is, with
+    qualified name; None = the engine takes only text. whole: see `Limits`. task: what that is, with
     the names of the model's classes. meeting: where the ranks of all engines meet, if they share
     out experts.
     """
@@ -125,6 +125,7 @@ class EnginePlan:
     reasoning_parser: str | None = None
     pooling: Pooling | None = None
     multimodal_processor: str | None = None
+    whole: Literal["items", "prompt"] | None = None
     task: tuple[Literal["generate", "embed", "classify"], tuple[str, ...]] = ("generate", ())
     meeting: str = ""
 
@@ -202,6 +203,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             reasoning_parser=reasoning_parser,
             pooling=pooling,
             multimodal_processor=processor,
+            whole=whole_of(flags),
             task=task_of(pooling),
         )
     return plan, registry

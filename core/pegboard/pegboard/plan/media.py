@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pegboard.config.schema import Settings
 from pegboard.errors import ConfigError, brief
@@ -59,6 +59,13 @@ def with_encoder(settings: Settings, flags: frozenset[str], checkpoint: Checkpoi
                 "encoder; leave it out"
             )
     return settings.with_engine(f"the model {name}", enable_prefix_caching=False)
+
+
+def whole_of(flags: frozenset[str]) -> Literal["items", "prompt"] | None:
+    """Return what the model computes as a whole (see `Limits`). flags: of its spec."""
+    if "whole_prompt" in flags:
+        return "prompt"
+    return "items" if "whole_items" in flags else None
 
 
 def with_processor(settings: Settings, registry: Registry, processor: str | None) -> Settings:

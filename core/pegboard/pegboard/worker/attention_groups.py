@@ -112,6 +112,7 @@ class AttentionGroups:
             soft_cap=layer.soft_cap is not None,
             encoder=layer.encoder,
             part=self.context.divides(layer),
+            items=layer.sees_items,
             sparse=layer.latent is not None and layer.latent.index is not None,
         )
         key = "+".join(f"{name}={value}" for name, value in need.wants().items())

@@ -272,6 +272,17 @@ class LoadedModel:
         declared = self.build.declared
         return self.first_layer + 1 + max((*declared.attention, *declared.states), default=-1)
 
+    def item_groups(self, plan: KVPlan) -> set[int]:
+        """Return the indices of the KV groups whose layers see items."""
+        layers = {
+            self.first_layer + index
+            for index, layer in self.build.declared.attention.items()
+            if layer.sees_items
+        }
+        return {
+            index for index, group in enumerate(plan.groups) if layers.intersection(group.layers)
+        }
+
     def bind(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> None:
         """Bind every layer, to this memory of the KV cache. The model may run after `connect`."""
         first = self.first_layer

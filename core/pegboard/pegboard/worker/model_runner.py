@@ -81,6 +81,7 @@ class ModelRunner:
             limits.max_model_len + limits.max_drafts + 1,
             parts.plan,
             (*declared.inputs, *declared.axes),
+            sees_items=any(layer.sees_items for layer in declared.attention.values()),
         )
         self.inputs = InputBuilder(
             parts.plan,
@@ -92,6 +93,7 @@ class ModelRunner:
             copies=parts.copies,
             max_loras=limits.max_loras,
             axes=declared.axes,
+            item_groups=parts.loaded.item_groups(parts.plan),
         )
         self.stages = parts.loaded.connect(self.inputs, parts.traits)
         self.given = GivenRows(parts.device, parts.loaded.model, parts.shared_rows)
@@ -135,6 +137,12 @@ class ModelRunner:
         is_decode = num_tokens == batch.num_rows and not has_given and bool(batch.samples.all())
         fused = self.stages.find("decode", num_tokens) if is_decode else None
         recording = fused or self.stages.find("forward", num_tokens)
+        if (
+            self.stages.pads
+            and self.state.visible is not None
+            and self.state.visible.matters(batch)
+        ):
+            recording = None  # recordings attend causally
         inputs = self.inputs.build(
             batch, recording.size if recording is not None and self.stages.pads else 0
         )

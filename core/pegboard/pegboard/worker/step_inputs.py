@@ -3,7 +3,7 @@ keep their addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from pegboard.worker.adapter_groups import AdapterGroups
 from pegboard.worker.buffers import Buffer
 from pegboard.worker.context import Context
 from pegboard.worker.cross_inputs import CrossInputs
+from pegboard.worker.visible_keys import VisibleKeys
 
 ON_DEVICE = -2
 """Replaces a sampled token that so far only the device knows."""
@@ -26,17 +27,23 @@ class RowState:
     """The state of R rows. token_ids [R, capacity]: prompt and outputs, followed by room for
     drafts. declared: input that the model declares → [R, capacity]. num_tokens [R]: number of known
     tokens. block_tables[g] [R, max_blocks of group g] and
-    num_blocks[g] [R]. num_cross_rows: [R], of the encoder's output. proposals: draft tokens for the
-    next step."""
+    num_blocks[g] [R]. num_cross_rows: [R], of the encoder's output. visible: None = no layer sees
+    items. proposals: draft tokens for the next step."""
 
     def __init__(
-        self, max_num_seqs: int, capacity: int, plan: KVPlan, inputs: Sequence[str] = ()
+        self,
+        max_num_seqs: int,
+        capacity: int,
+        plan: KVPlan,
+        inputs: Sequence[str] = (),
+        sees_items: bool = False,
     ) -> None:
         self.token_ids = np.zeros((max_num_seqs, capacity), np.int32)
         self.declared = {name: np.zeros_like(self.token_ids) for name in inputs}
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_cross_rows = np.ones(max_num_seqs, np.int32)
+        self.visible = VisibleKeys(max_num_seqs, capacity) if sees_items else None
         self.proposals: dict[int, np.ndarray] = {}
         self.block_tables = []
         self.num_blocks = []
@@ -63,6 +70,8 @@ class RowState:
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = new.num_prompt_tokens
         self.num_cross_rows[row] = max((item.num_cross_rows for item in new.media), default=1) or 1
+        if self.visible is not None:
+            self.visible.add(new)
         for group, block_ids in enumerate(new.block_ids):
             self.block_tables[group][row, : len(block_ids)] = block_ids
             self.num_blocks[group][row] = len(block_ids)
@@ -135,7 +144,8 @@ class InputBuilder:
     next step reads it there, while the host still waits for its copy. has_adapters: some token of
     the step uses an adapter. Then `adapters` groups the tokens, and `head_adapters` the rows of the
     output head. part_lens [B], num_keys [T]: `seq_lens` and `num_keys` of groups whose tokens are
-    shared out.
+    shared out. item_groups: indices of the groups whose layers see items. visible: [T], their
+    `num_keys`. has_visible: the step has such a token.
     """
 
     def __init__(
@@ -150,6 +160,7 @@ class InputBuilder:
         copies: Copies | None = None,
         max_loras: int = 0,
         axes: Sequence[str] = (),
+        item_groups: Collection[int] = (),
     ) -> None:
         self.plan = plan
         self.state = state
@@ -170,6 +181,9 @@ class InputBuilder:
         self.has_parts = any(group.spec.ranks > 1 for group in plan.groups)
         self.part_lens = self._buffer(max_rows, dtype=torch.int32)
         self.num_keys = self._buffer(max_tokens, dtype=torch.int32)
+        self.item_groups = item_groups
+        self.visible = self._buffer(max_tokens if item_groups else 0, dtype=torch.int32)
+        self.has_visible = False
         self.slots = [self._buffer(max_tokens) for _ in plan.groups]
         self.tables = [
             self._buffer(max_rows, table.shape[1], dtype=torch.int32)
@@ -246,10 +260,17 @@ class InputBuilder:
             buffer.array[:num_tokens] = state.declared[name][token_rows, positions]
         for buffer in self.axes.values():
             buffer.array[:num_tokens] += positions
+        visible = None
+        if state.visible is not None and state.visible.matters(batch):
+            visible = state.visible.of(token_rows, positions)
+            if visible is not None:
+                self.visible.array[:num_tokens] = visible
+        self.has_visible = visible is not None
         np.add(starts, counts, out=self.seq_lens.array[:num_rows], casting="same_kind")
         if self.has_parts:
             self.part_lens.array[:num_rows] = self.context.stored(self.seq_lens.array[:num_rows])
-            self.num_keys.array[:num_tokens] = self.context.stored(positions + 1)
+            seen = positions + 1 if visible is None else visible
+            self.num_keys.array[:num_tokens] = self.context.stored(seen)
         for index in range(len(self.plan.groups)):
             if index in self.cross:
                 self.cross[index].fill(token_rows)
@@ -289,6 +310,7 @@ class InputBuilder:
         """Return a step that consists only of padding, to record with."""
         if self.copies is not None:
             self.take_turns(self.copies)
+        self.has_visible = False
         return self.send(0, 0, size)
 
     def _place_drafts(self, batch: Batch) -> Tensor:
@@ -321,7 +343,7 @@ class InputBuilder:
         if group.spec.ranks > 1:
             blocks = positions // group.block_size
             inside = self.context.stored(positions)
-            is_stored = self.num_keys.array[: len(positions)] > inside
+            is_stored = self.context.stored(positions + 1) > inside
             inside -= blocks * group.num_slots
             slots[:] = table[token_rows, blocks].astype(np.int64) * group.num_slots + inside
             slots[~is_stored] = -1
@@ -369,12 +391,16 @@ class InputBuilder:
         groups = []
         part_lens = self.part_lens.sent(rows) if self.has_parts else seq_lens
         num_keys = self.num_keys.sent(tokens) if self.has_parts else None
+        visible = self.visible.sent(tokens) if self.has_visible else None
         for index, (slots, tables) in enumerate(zip(self.slots, self.tables, strict=True)):
             if index in self.cross:
                 groups.append(self.cross[index].send(num_tokens, tokens))
                 continue
             is_part = self.plan.groups[index].spec.ranks > 1
             lens = self.part_lens if is_part else self.seq_lens
+            keys = (num_keys, self.num_keys) if is_part else (None, self.num_keys)
+            if not is_part and visible is not None and index in self.item_groups:
+                keys = visible, self.visible
             width = tables.array.shape[1] if padded else self._width(index, max_seq_len)
             groups.append(
                 AttentionInputs(
@@ -387,8 +413,8 @@ class InputBuilder:
                     block_table=tables.sent(rows, width),
                     block_table_cpu=tables.array[:rows, :width],
                     slot_mapping=slots.sent(tokens),
-                    num_keys=num_keys if is_part else None,
-                    num_keys_cpu=self.num_keys.array[:tokens] if is_part else None,
+                    num_keys=keys[0],
+                    num_keys_cpu=None if keys[0] is None else keys[1].array[:tokens],
                 )
             )
         none = self.one_each[:0]

@@ -16,7 +16,7 @@ typedef struct {
     int num_rows, num_blocks; /* blocks of at most ROWS rows, rows [start[i], start[i + 1]) */
     int k_is_staged, v_is_staged, is_shaped; /* staged: copied as floats before use */
     int start[TILE + 1];
-    int position[TILE];
+    int position[TILE], last[TILE]; /* of a row's token, and of the last key that it attends to */
     int first_key[TILE], stop_key[TILE]; /* the keys [first_key, stop_key) of the chunk that a row attends to */
     int from[TILE], stop[TILE]; /* the same for a block of rows; if from >= stop, there is nothing to do */
     float top[TILE], total[TILE], factor[TILE];
@@ -30,16 +30,10 @@ typedef struct {
     ALIGNED uint16_t weights[TILE * CHUNK]; /* the rounded scores, for WORDS */
 } Tile;
 
-/* Return the index within the step of the item's (or the tile's) `index`-th token. `position_of` returns the position of that
- * token in its request. */
+/* Return the index within the step of the item's (or the tile's) `index`-th token. */
 INLINE int64_t token_of(const Tile *t, const Item *item, int index) {
     const int32_t *starts = t->a->plan->query_start_loc;
     return t->members ? starts[t->members[index]] : starts[item->row] + item->first + index;
-}
-
-INLINE int position_of(const Tile *t, const Item *item, int64_t token, int index) {
-    int row = t->members ? t->members[index] : item->row;
-    return position_in(t->a->plan, row, token);
 }
 
 #if defined(__AVX512BF16__)
@@ -72,7 +66,8 @@ static void load_queries(Tile *t, const Item *item, int base) {
             else
 #endif
             for (int d = 0; d < t->dim; d++) to[d * rows] = from[d] * scale;
-            t->position[start + r] = position_of(t, item, token, index);
+            int row = t->members ? t->members[index] : item->row;
+            t->position[start + r] = position_in(a->plan, row, token), t->last[start + r] = last_key_in(a->plan, row, token);
             int has_sink = a->sinks && item->split == 0; /* a sink is a key of the first split */
             t->top[start + r] = has_sink ? a->sinks[head] * LOG2E : -INFINITY;
             t->total[start + r] = has_sink;
@@ -122,7 +117,7 @@ static void see(Tile *t, int chunk, int count) {
         for (int row = t->start[i]; row < t->start[i + 1]; row++) {
             int oldest = first_key(t->position[row], t->a->window, t->a->chunk);
             t->first_key[row] = maximum(oldest - chunk, 0);
-            t->stop_key[row] = minimum(stop_key(t->position[row], t->a->window, t->a->chunk, chunk + count) - chunk, count);
+            t->stop_key[row] = minimum(stop_key(t->last[row], t->a->window, t->a->chunk, chunk + count) - chunk, count);
             if (t->first_key[row] >= t->stop_key[row]) continue;
             from = minimum(from, t->first_key[row]);
             stop = maximum(stop, t->stop_key[row]);

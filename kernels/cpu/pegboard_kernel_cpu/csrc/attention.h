@@ -90,10 +90,14 @@ INLINE int minimum(int a, int b) { return a < b ? a : b; }
 INLINE int is_float8(int type) { return type == E4M3 || type == E5M2; }
 INLINE int maximum(int a, int b) { return a > b ? a : b; }
 
-/* Return the position of a token of a row among the keys of this row: it attends to no later ones. */
+/* Return the position of a token of a row. It means nothing if the cache has only a part of the row's keys. */
 INLINE int position_in(const Plan *plan, int row, int64_t token) {
-    if (plan->num_keys) return plan->num_keys[token] - 1;
     return plan->seq_lens[row] - (int)(plan->query_start_loc[row + 1] - token);
+}
+
+/* Return the last of the row's keys that a token attends to. */
+INLINE int last_key_in(const Plan *plan, int row, int64_t token) {
+    return plan->num_keys ? plan->num_keys[token] - 1 : position_in(plan, row, token);
 }
 
 /* Return the first position that the token at `position` attends to. */
@@ -103,10 +107,10 @@ INLINE int first_key(int position, int window, int chunk) {
     return window ? maximum(position + 1 - window, 0) : 0;
 }
 
-/* Return the position after the last one that the token at `position` attends to; length: tokens of its request. */
-INLINE int stop_key(int position, int window, int chunk, int length) {
-    if (chunk != ENCODER) return position + 1;
-    return window ? minimum(position + window / 2 + 1, length) : length;
+/* Return the position after the last one that a token attends to. last: see `last_key_in`. length: tokens of its request. */
+INLINE int stop_key(int last, int window, int chunk, int length) {
+    if (chunk != ENCODER) return last + 1;
+    return window ? minimum(last + window / 2 + 1, length) : length;
 }
 
 INLINE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == BFLOAT16 || type == FLOAT16 || type == WORDS ? 2 : 1; }

@@ -72,7 +72,7 @@ static void add_row(Work *w, int row) {
     const Plan *plan = w->plan;
     int start = plan->query_start_loc[row], num_tokens = plan->query_start_loc[row + 1] - start;
     for (int first = 0; first < num_tokens; first += w->tile) {
-        int count = minimum(w->tile, num_tokens - first), last = position_in(plan, row, start + first + count - 1);
+        int count = minimum(w->tile, num_tokens - first), last = last_key_in(plan, row, start + first + count - 1);
         int from = first_key(position_in(plan, row, start + first), w->window, w->chunk) / KEY_STEP * KEY_STEP;
         add_item(w, row, first, count, from, stop_key(last, w->window, w->chunk, plan->seq_lens[row]));
     }

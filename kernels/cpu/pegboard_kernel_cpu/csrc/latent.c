@@ -39,7 +39,7 @@ static void load_queries(Tile *t, const Item *item, int base) {
         float *to = t->q + row * t->dim;
         for (; d + LANES <= t->dim; d += LANES) store(to + d, load(from + d) * scale);
         for (; d < t->dim; d++) to[d] = from[d] * scale[0];
-        t->position[row] = position_in(a->plan, of, token);
+        t->position[row] = last_key_in(a->plan, of, token);
         t->top[row] = -INFINITY, t->total[row] = 0;
     }
     memset(t->out, 0, (size_t)t->num_rows * t->rank * sizeof(float));

@@ -167,15 +167,15 @@ def _chunk(
     bias: dict[Retain, Tensor | None] = {}
     unseen: dict[Retain, int] = {}
     keys = np.arange(num_keys)
-    last = np.arange(num_keys - (stop - start), num_keys) if visible is None else visible - 1
-    queries = last[:, None]
+    queries = np.arange(num_keys - (stop - start), num_keys)[:, None]
+    last = queries if visible is None else visible[:, None] - 1
     for rule in rules:
         first = _first_keys(queries, rule)
         unseen[rule] = int(first[0, 0])
         if is_whole and first[-1] == 0:
             bias[rule] = None
             continue
-        hidden = torch.from_numpy((keys > queries) | (keys < first))
+        hidden = torch.from_numpy((keys > last) | (keys < first))
         bias[rule] = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
     blocks = torch.from_numpy(table[: -(-num_keys // block_size)].astype(np.int64))
     return Chunk(start, stop, num_keys, is_whole, blocks, bias, unseen)

@@ -17,6 +17,7 @@ CPU_PAGED = AttentionSpec(
         "soft_cap": True,
         "sparse": True,
         "part": True,
+        "items": True,
         "block_size": True,
     },
 )

@@ -78,10 +78,10 @@ def _first_key(position, reach, RULE: tl.constexpr):
 
 
 @triton.jit
-def _last_key(token, is_token, before, num_keys, IS_PART: tl.constexpr):
-    """Return the position of a token among the keys of its row. It attends to no later ones.
-    before: keys of the row, less the step's tokens up to its last one."""
-    if IS_PART:
+def _last_key(token, is_token, before, num_keys, HAS_NUM_KEYS: tl.constexpr):
+    """Return the last key of its row that a token attends to. before: keys of the row, less the
+    step's tokens up to its last one."""
+    if HAS_NUM_KEYS:
         return tl.load(num_keys + token, mask=is_token, other=0) - 1
     else:
         return before + token
@@ -135,6 +135,7 @@ def _attend(
     RULE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_NUM_KEYS: tl.constexpr,
     IS_PART: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -143,7 +144,7 @@ def _attend(
     the cache (see `_decode`); "" = it holds none. k_scale, v_scale: of their KV heads. RULE:
     "window" or "chunk", of `reach` tokens, or "". Results go to out [T, H, SPLITS, Dv]. With
     several splits, the maxima (in powers of two) and sums of the softmax go to [T, H, SPLITS].
-    IS_PART: `num_keys` and `lse` are given."""
+    HAS_NUM_KEYS: `num_keys` is given. IS_PART: `lse` is, too."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -163,14 +164,14 @@ def _attend(
     tokens = first_token + queries // GROUP
     heads = kv_head * GROUP + queries % GROUP
     is_query = (queries < TOKENS * GROUP) & (tokens < stop)
-    positions = _last_key(tokens, is_query, before, num_keys, IS_PART)
+    last_keys = _last_key(tokens, is_query, before, num_keys, HAS_NUM_KEYS)
     q_at = q + tokens.to(tl.int64)[:, None] * q_token + heads[:, None] * q_head + channels[None, :]
     query = tl.load(q_at, mask=is_query[:, None] & (channels < D)[None, :], other=0)
 
     # keys begin … end − 1 are visible to at least one query of the tile, and this split computes
     # first … last − 1 of them
     last_token = tl.minimum(first_token + TOKENS, stop) - 1
-    end = tl.maximum(_last_key(last_token, last_token >= 0, before, num_keys, IS_PART) + 1, 0)
+    end = tl.maximum(_last_key(last_token, last_token >= 0, before, num_keys, HAS_NUM_KEYS) + 1, 0)
     begin = _first_key(before + first_token, reach, RULE)
     per_split = (end - begin + KEYS * SPLITS - 1) // (KEYS * SPLITS) * KEYS
     first = begin + split * per_split
@@ -203,9 +204,9 @@ def _attend(
         )
         if HAS_SOFT_CAP:
             scores = soft_cap * (2 * tl.sigmoid(2 * scores / soft_cap) - 1)
-        is_visible = is_key[None, :] & (keys[None, :] <= positions[:, None])
+        is_visible = is_key[None, :] & (keys[None, :] <= last_keys[:, None])
         if RULE != "":
-            is_visible &= keys[None, :] >= _first_key(positions, reach, RULE)[:, None]
+            is_visible &= keys[None, :] >= _first_key(before + tokens, reach, RULE)[:, None]
         scores = tl.where(is_visible, scores * LOG2_E, float("-inf"))
         larger = tl.maximum(maximum, tl.max(scores, axis=1))
         finite = tl.where(larger == float("-inf"), 0.0, larger)  # a query that sees no key yet
@@ -358,8 +359,9 @@ def paged_attention(
     8-bit floats. H is a multiple of K. The last dimension of all but the table is contiguous.
     Returns [T, H, Dv].
 
-    If the cache has a part of the keys: num_keys: int32 [T], of the row, that each token attends
-    to. lse: float32 [T, H], which gets the logarithms of the sums of exp(score).
+    num_keys: int32 [T], how many of the row's keys each token attends to; None = those up to
+    itself. lse: float32 [T, H], which gets the logarithms of the sums of exp(score), if the cache
+    has a part of the keys.
 
     If a step has as many tokens as rows, tokens that belong to no row give zeros. Otherwise their
     results are not defined.
@@ -439,7 +441,8 @@ def paged_attention(
         RULE="chunk" if chunk is not None else "" if window is None else "window",
         HAS_SINKS=sinks is not None,
         HAS_SOFT_CAP=soft_cap is not None,
-        IS_PART=num_keys is not None,
+        HAS_NUM_KEYS=num_keys is not None,
+        IS_PART=lse is not None,
         SPLITS=splits,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         STORED=stored,
@@ -455,7 +458,7 @@ def paged_attention(
             lse,
             DV=value_width,
             PAD_DV=pad_value,
-            IS_PART=num_keys is not None,
+            IS_PART=lse is not None,
             SPLITS=splits,
         )
     return out

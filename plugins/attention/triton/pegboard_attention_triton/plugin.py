@@ -18,6 +18,7 @@ TRITON = AttentionSpec(
         "sinks": True,
         "soft_cap": True,
         "part": True,
+        "items": True,
         "block_size": True,
     },
     flags=frozenset({"replay"}),

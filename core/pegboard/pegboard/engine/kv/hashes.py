@@ -126,7 +126,15 @@ def hash_spans(request: Request, block_size: int) -> list[HashSpan]:
     for name, values in request.token_inputs.items():
         for start, stop in _pieces(0, len(values), block_size):
             spans.append(HashSpan(start, stop, (name, *values[start:stop])))
+    spans += [_whole(request, start, stop, spans) for start, stop in request.whole]
     return sorted(spans)
+
+
+def _whole(request: Request, start: int, stop: int, spans: Sequence[HashSpan]) -> HashSpan:
+    """Return the key of tokens that attend to each other: a digest of all of them."""
+    inside = sorted(span for span in spans if span.start < stop and start < span.stop)
+    content = msgspec.msgpack.encode((request.prompt_token_ids[start:stop], inside))
+    return HashSpan(start, start + 1, ("whole", hashlib.sha256(content).hexdigest()))
 
 
 def _pieces(start: int, stop: int, block_size: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,1 @@
+"""Gemma 3 and PaliGemma: Gemma with a vision tower."""
