@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "glm4v_text": "Glm4ForCausalLM",
     "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "phi": "PhiForCausalLM",

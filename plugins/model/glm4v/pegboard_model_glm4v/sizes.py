@@ -1,4 +1,4 @@
-"""What configs of GLM-4V say. This module does not import torch."""
+"""What configs of GLM-4V say."""
 
 from __future__ import annotations
 
