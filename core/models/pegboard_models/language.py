@@ -12,6 +12,7 @@ from pegboard.errors import ModelError
 from pegboard.layers import Build
 
 ARCHITECTURES = {
+    "aria_text": "AriaTextForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
