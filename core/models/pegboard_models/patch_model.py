@@ -3,7 +3,7 @@ width (Wang et al. 2024, "Qwen2-VL")."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,12 +16,16 @@ from pegboard_models.rope import rope_parameters
 
 
 class PatchModel(WithLanguageModel):
-    """The tower is built only where prompts are embedded."""
+    """The tower is built only where prompts are embedded. config: with a complete text_config.
+    make: of the config and a build, the tower: (patches, how many of them are behind, below and
+    beside each other) → rows."""
 
-    tower: Any
-
-    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        config = self.with_text(config)
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        build: Build,
+        make: Callable[[Mapping[str, Any], Build], Any],
+    ) -> None:
         if rope_parameters(text_config(config))[1].get("mrope_section") is None:
             raise ModelError(
                 "the checkpoint's rotary settings have no mrope_section; expected the numbers of "
@@ -31,17 +35,7 @@ class PatchModel(WithLanguageModel):
         super().__init__(config, build)
         build.declared.axes.extend(AXES)
         if build.has_first_layer:
-            self.build_vision(config, root_of(build).at("visual"))
-
-    @staticmethod
-    def with_text(config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the config with a complete text_config."""
-        raise NotImplementedError
-
-    def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
-        """Build `tower`, (patches, how many of them are behind, below and beside each other) →
-        rows."""
-        raise NotImplementedError
+            self.tower = make(config, root_of(build).at("visual"))
 
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """items: pixel_values [patches, numbers] and image_grid_thw [3] of images, or

@@ -3,7 +3,7 @@ torch, because it is loaded in the API process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,7 +145,14 @@ class TimedProcessor(PatchProcessor):
     """A video is like an image for every two frames, each of them beside its time as text. Limits
     of pixels are those of all frames together."""
 
-    def video(self, value: Video, options: Mapping[str, Any]) -> Processed:
+    def timed(
+        self,
+        value: Video,
+        options: Mapping[str, Any],
+        frame: Callable[[Sequence[float]], tuple[Sequence[int], int, Sequence[int]]],
+    ) -> Processed:
+        """Process a video. frame: of the times of some frames, the tokens before their rows, the
+        token of a row, and those after them."""
         patches, (count, height, width) = self.patches(value, options)
         shape = 1, height // self.merge, width // self.merge
         num_rows = shape[1] * shape[2]
@@ -153,7 +160,7 @@ class TimedProcessor(PatchProcessor):
         token_ids: list[int] = []
         grids: list[tuple[int, tuple[int, int, int]]] = []
         for start in range(0, len(known), self.frames):
-            before, token, after = self.frame(known[start : start + self.frames])
+            before, token, after = frame(known[start : start + self.frames])
             token_ids += before
             grids.append((len(token_ids), shape))
             token_ids += [*[token] * num_rows, *after]
@@ -163,11 +170,6 @@ class TimedProcessor(PatchProcessor):
         grid = np.array([count, height, width], np.int64)
         arrays = {"pixel_values_videos": patches, "video_grid_thw": grid}
         return Processed(token_ids, arrays, is_row, {"grids": grids})
-
-    def frame(self, seconds: Sequence[float]) -> tuple[Sequence[int], int, Sequence[int]]:
-        """Return the tokens before the rows of some frames, the token of a row, and those after
-        them. seconds: when each of the frames is shown."""
-        raise NotImplementedError
 
     def fitted(self, count: int, size: Size, limits: Mapping[str, int]) -> Size:
         factor = self.patch * self.merge

@@ -23,12 +23,12 @@ def queries_of(config: Mapping[str, Any]) -> dict[int, int]:
     """Return how many rows a tile with some number of patches has. Raises ModelError."""
     given = config.get("projector_patch_to_query_dict") or QUERIES
     try:
-        found = {int(patches): int(rows) for patches, rows in given.items()}
+        counts = {int(patches): int(rows) for patches, rows in given.items()}
     except (AttributeError, TypeError, ValueError):
-        found = {}
-    if not found or min(*found, *found.values()) < 1:
+        counts = {}
+    if not counts or min(*counts, *counts.values()) < 1:
         raise ModelError(
             f"the checkpoint's config has projector_patch_to_query_dict={given!r}; expected numbers"
             " of rows by numbers of patches, such as {1225: 128}"
         )
-    return found
+    return counts

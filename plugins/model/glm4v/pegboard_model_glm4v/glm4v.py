@@ -13,11 +13,11 @@ from pegboard_models.patch_model import PatchModel, check_width
 
 
 class Glm4v(PatchModel):
-    @staticmethod
-    def with_text(config: Mapping[str, Any]) -> dict[str, Any]:
-        return with_text(config)
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(with_text(config), build, make_tower)
 
-    def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
-        sizes = Glm4vSizes.of(config)
-        check_width(sizes.tower, config)
-        self.tower = Tower(build, sizes)
+
+def make_tower(config: Mapping[str, Any], build: Build) -> Tower:
+    sizes = Glm4vSizes.of(config)
+    check_width(sizes.tower, config)
+    return Tower(build, sizes)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
+from pegboard.interfaces.multimodal_processor import (
+    MultiModalProcessorSetup,
+    Processed,
+    Video,
+)
 from pegboard_models.patch_processor import TimedProcessor
 from pegboard_models.patch_sizes import CLIP, video_defaults
 from pegboard_models.processing import FILES, folder_of, json_object, token_id
@@ -28,8 +33,11 @@ class Glm4vProcessor(TimedProcessor):
         self.start = token_id(setup.tokenizer, START)
         self.end = token_id(setup.tokenizer, END)
         files = [folder_of(setup.checkpoint) / name for name in FILES]
-        found = [json_object(path) for path in files if path.is_file()]
-        self.has_tenths = any(values.get("processor_class") == TENTHS for values in found)
+        files_values = [json_object(path) for path in files if path.is_file()]
+        self.has_tenths = any(values.get("processor_class") == TENTHS for values in files_values)
+
+    def video(self, value: Video, options: Mapping[str, Any]) -> Processed:
+        return self.timed(value, options, self.frame)
 
     def frame(self, seconds: Sequence[float]) -> tuple[Sequence[int], int, Sequence[int]]:
         """The time of some frames is that of the first of them."""

@@ -81,8 +81,8 @@ def scaled(size: Size, canvas: Size, least: int | None) -> Size:
     if least is None:
         limits: Sequence[Any] = sides
     else:
-        limits = [min(max(own, least), side) for own, side in zip(size, sides, strict=True)]
-    by_height, by_width = (limit / own for limit, own in zip(limits, size, strict=True))
+        limits = [min(max(each, least), side) for each, side in zip(size, sides, strict=True)]
+    by_height, by_width = (limit / each for limit, each in zip(limits, size, strict=True))
     if by_width < by_height:
         fit = min(math.floor(size[0] * by_width), limits[0]), limits[1]
     else:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup, Placeholder
+from pegboard.interfaces.multimodal_processor import (
+    MultiModalProcessorSetup,
+    Placeholder,
+    Processed,
+    Video,
+)
 from pegboard_model_qwen_vl.sizes import TEXTS, TOKENS
 from pegboard_models.patch_processor import TimedProcessor
 from pegboard_models.patch_sizes import video_defaults
@@ -33,6 +39,9 @@ class Qwen3VLProcessor(TimedProcessor):
         if modality == "image":
             return super().placeholder(modality)
         return Placeholder(f"{START}<|video_pad|>{END}", (self.start, self.video_token, self.end))
+
+    def video(self, value: Video, options: Mapping[str, Any]) -> Processed:
+        return self.timed(value, options, self.frame)
 
     def frame(self, seconds: Sequence[float]) -> tuple[Sequence[int], int, Sequence[int]]:
         """The time of some frames is between that of the first and that of the last of them."""

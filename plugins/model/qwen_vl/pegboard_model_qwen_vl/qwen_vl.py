@@ -26,14 +26,13 @@ from pegboard_models.patch_model import PatchModel, check_width
 class Qwen2VL(PatchModel):
     is_later = False
 
-    @staticmethod
-    def with_text(config: Mapping[str, Any]) -> dict[str, Any]:
-        return with_text(config)
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(with_text(config), build, self.make_tower)
 
-    def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
+    def make_tower(self, config: Mapping[str, Any], build: Build) -> Tower:
         sizes = QwenSizes.of(config, is_later=self.is_later)
         check_width(sizes.tower, config)
-        self.tower = Tower(build, sizes)
+        return Tower(build, sizes)
 
 
 class Qwen25VL(Qwen2VL):
@@ -45,19 +44,12 @@ class Qwen3VL(PatchModel):
     the hidden states after each of the first layers. Other tokens have zeros there."""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        self.size = size_of(text_config(self.with_text(config)), "hidden_size")
+        config = with_deep_text(config)
+        super().__init__(config, build, make_deep_tower)
+        self.size = size_of(text_config(config), "hidden_size")
         self.levels: Levels | None = None
-        super().__init__(config, build)
-
-    @staticmethod
-    def with_text(config: Mapping[str, Any]) -> dict[str, Any]:
-        return with_deep_text(config)
-
-    def build_vision(self, config: Mapping[str, Any], build: Build) -> None:
-        sizes = DeepSizes.of(config)
-        check_width(sizes.tower, config)
-        self.tower = DeepTower(build, sizes)
-        self.levels = Levels(self.language, len(sizes.taps))
+        if build.has_first_layer:
+            self.levels = Levels(self.language, len(self.tower.taps))
 
     def embed(self, input_ids: Tensor, *more: Tensor) -> Tensor:
         assert self.levels is not None
@@ -70,3 +62,9 @@ class Qwen3VL(PatchModel):
             hidden, *self.levels.rows = hidden.split(self.size, 1)
             hidden = hidden.contiguous()
         return super().forward(hidden, *positions)
+
+
+def make_deep_tower(config: Mapping[str, Any], build: Build) -> DeepTower:
+    sizes = DeepSizes.of(config)
+    check_width(sizes.tower, config)
+    return DeepTower(build, sizes)
