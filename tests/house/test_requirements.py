@@ -24,6 +24,8 @@ from packaging.utils import canonicalize_name
 
 NEEDS_EXTRA = {
     ("pegboard-models", "images"): (
+        "pegboard_models.patch_positions",
+        "pegboard_models.patch_processor",
         "pegboard_models.pixtral_images",
         "pegboard_models.processing",
         "pegboard_models.videos",

@@ -214,21 +214,6 @@ def test_llama4_is_recorded_if_no_query_is_late(write: Any, check_recorded: Any)
     check_recorded(write("llama4_text", **{**LLAMA4, "floor_scale": 65}))
 
 
-def test_llama4_as_a_part_of_a_checkpoint_with_images(write: Any, check_parity: Any) -> None:
-    """The published checkpoints have the text model's config and tensors under other names."""
-    reference = write("llama4_text", **LLAMA4)
-    path = reference.directory / "model.safetensors"
-    save_file(
-        {f"language_model.{name}": tensor for name, tensor in load_file(path).items()},
-        path,
-        {"format": "pt"},
-    )
-    path = reference.directory / "config.json"
-    config = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4"}
-    path.write_text(json.dumps({**config, "text_config": json.loads(path.read_text())}))
-    check_parity(reference)
-
-
 def test_gpt_oss_with_experts_in_mxfp4(write: Any, check_parity: Any, check_recorded: Any) -> None:
     """The layout of the published checkpoints: codes and powers of two, [experts, rows, blocks of
     32 columns, 16 bytes]."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pegboard_model_qwen_vl.qwen_vl import Qwen2VL, Qwen25VL
-from pegboard_model_qwen_vl.sizes import EARLIER, IMAGE_TOKEN, LATER, LATER_WHOLE
+from pegboard_model_qwen_vl.sizes import EARLIER, LATER, LATER_WHOLE, TOKENS
 from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file, save_file
 from tiny_media import (
@@ -294,7 +294,7 @@ def test_values_that_a_vision_config_lacks() -> None:
     for name, expected in (("qwen2_vl", EARLIER), ("qwen2_5_vl", LATER)):
         theirs = AutoConfig.for_model(name).vision_config.to_dict()
         assert expected.items() <= theirs.items()
-        assert AutoConfig.for_model(name).image_token_id == IMAGE_TOKEN
+        assert AutoConfig.for_model(name).image_token_id == TOKENS[0]
     assert tuple(theirs["fullatt_block_indexes"]) == LATER_WHOLE
 
 

@@ -12,11 +12,15 @@ from pegboard.errors import ModelError
 from pegboard.layers import Build
 
 ARCHITECTURES = {
+    "aria_text": "AriaTextForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "glm4v_text": "Glm4ForCausalLM",
     "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "phi": "PhiForCausalLM",

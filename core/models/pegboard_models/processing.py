@@ -4,7 +4,7 @@ because it is loaded in the API process."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,23 @@ def processor_values(checkpoint: Checkpoint) -> dict[str, Any]:
     is wrong."""
     path = folder_of(checkpoint) / FILES[1]
     return json_object(path) if path.is_file() else {}
+
+
+def described(
+    checkpoint: Checkpoint, part: str, defaults: Mapping[str, Any], files: Sequence[str] = FILES[:1]
+) -> dict[str, Any]:
+    """Return how items are processed: what processor_config.json says of this part, or else the
+    first of the files. defaults: of what they do not say, and the names that are read. Raises
+    ModelError for files that are wrong."""
+    folder = folder_of(checkpoint)
+    values = processor_values(checkpoint).get(part)
+    paths = [folder / name for name in files if (folder / name).is_file()]
+    if values is None and paths:
+        values = json_object(paths[0])
+    if values is not None and not isinstance(values, Mapping):
+        raise ModelError(f"{folder} describes its {part} as {values!r}; expected an object")
+    given = {name: value for name, value in (values or {}).items() if value is not None}
+    return {name: given.get(name, default) for name, default in defaults.items()}
 
 
 def token_id(tokenizer: "Tokenizer", text: str) -> int:

@@ -3,7 +3,6 @@ module does not import torch or transformers, because it is loaded in the API pr
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pegboard.errors import ModelError, RequestError
+from pegboard.errors import RequestError
 from pegboard.interfaces.weight_loader import Checkpoint
-from pegboard_models.processing import folder_of, processor_values
+from pegboard_models.processing import described
 
 FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
 """Each may say how videos are processed, if processor_config.json does not."""
@@ -26,21 +25,7 @@ Size = tuple[int, int]
 def video_values(checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return how videos are processed. defaults: of what the checkpoint's files do not say, and the
     names that are read. Raises ModelError for files that are wrong."""
-    values = processor_values(checkpoint).get("video_processor")
-    for name in FILES:
-        path = folder_of(checkpoint) / name
-        if values is None and path.is_file():
-            try:
-                values = json.loads(path.read_text("utf-8"))
-            except ValueError as error:
-                raise ModelError(f"{path} is not JSON: {error}") from error
-    if values is not None and not isinstance(values, Mapping):
-        raise ModelError(
-            f"{folder_of(checkpoint)} describes its video processor as {values!r}; expected an "
-            "object"
-        )
-    given = {name: value for name, value in (values or {}).items() if value is not None}
-    return {name: given.get(name, default) for name, default in defaults.items()}
+    return described(checkpoint, "video_processor", defaults, FILES)
 
 
 @contextmanager

@@ -30,6 +30,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": 1e-6,
     },
+    "llama4_vision_model": {
+        "hidden_size": 768,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 16,
+        "image_size": 448,
+        "patch_size": 14,
+        "hidden_act": "gelu",
+    },
     "pixtral": {
         "hidden_size": 1024,
         "intermediate_size": 4096,

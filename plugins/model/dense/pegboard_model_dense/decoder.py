@@ -104,13 +104,13 @@ class Decoder(nn.Module):
         hidden = scaled(self.embedding(input_ids), self.embedding_scale)
         return hidden if self.embedding_norm is None else self.embedding_norm(hidden)
 
-    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, positions: Tensor, *axes: Tensor) -> Tensor:
         if self.positions is not None:
             hidden = hidden + self.positions(positions)
         if self.places is not None:
             step: Step = (self.places(positions),)
         else:
-            step = tuple(rope(positions) for rope in self.ropes)
+            step = tuple(rope(positions, *axes) for rope in self.ropes)
         for number in range(self.passes):
             hidden = self.layers(hidden, (*step, number))
         return hidden

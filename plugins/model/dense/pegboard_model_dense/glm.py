@@ -30,7 +30,7 @@ class Glm(Decoder):
     def architecture(config: Mapping[str, Any]) -> Architecture:
         names = Names(up=("gate_up_proj",))
         bias = read(config, "attention_bias", bool) is not False
-        if config.get("model_type") == "glm4":
+        if config.get("model_type") in ("glm4", "glm4v_text"):
             names = replace(
                 names, after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"
             )

@@ -4,6 +4,7 @@ Mixtral     every layer, weights of the chosen experts divided by their sum (Jia
 Qwen2-MoE   some layers, and shared experts with a gate for every token (Yang et al. 2024)
 Qwen3-MoE   some layers, without shared experts (Yang et al. 2025)
 OLMoE       every layer; queries and keys are normalized as a whole (Muennighoff et al. 2024)
+Aria        every layer, and shared experts without a gate (Li et al. 2024)
 """
 
 from __future__ import annotations
@@ -89,6 +90,31 @@ class OlmoeModel(LlamaModel):
             )
         block = build.at("mlp")
         return ExpertsBlock(block.at("gate"), make_experts(block, shape, config, rule_of(config)))
+
+
+class AriaTextModel(LlamaModel):
+    @staticmethod
+    def feed_forward(
+        build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+    ) -> nn.Module:
+        block = build.at("mlp")
+        inner = block.at("experts")
+        is_older = build.has(inner.at("fc1").path)
+        width = shape.intermediate_size
+        experts = Experts(
+            inner,
+            size_of(config, "moe_num_experts"),
+            shape.hidden_size,
+            width,
+            rule=RouterRule(size_of(config, "moe_topk"), renormalize=True),
+            names=("gate_proj", "up_proj", "fc2" if is_older else "down_proj"),
+            merged="fc1" if is_older else "gate_up_proj",
+            is_transposed=True,
+        )
+        shared = width * size_of(config, "moe_num_shared_experts")
+        return ExpertsBlock(
+            block.at("router"), experts, mlp(block.at("shared_experts"), shape, shared)
+        )
 
 
 def rule_of(config: Mapping[str, Any]) -> RouterRule:

@@ -81,13 +81,7 @@ class Llama4Shape(Shape):
 
 
 class Llama4Model(Decoder):
-    """Of a checkpoint with images, only the text model is loaded."""
-
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        text = config.get("text_config")
-        if isinstance(text, Mapping):
-            config = text
-            build = build.at("language_model")
         shape = Llama4Shape(config)
         hidden = shape.hidden_size
         base, scaling = rope_parameters({"rope_theta": 500_000.0, **config})

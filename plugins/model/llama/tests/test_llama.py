@@ -53,6 +53,7 @@ EXPERTS = [
     "Qwen3MoeForCausalLM",
     "OlmoeForCausalLM",
     "Llama4ForCausalLM",
+    "AriaTextForCausalLM",
 ]
 
 

@@ -32,13 +32,13 @@ CONFIG: dict[str, Any] = {
 
 def test_layers_differ() -> None:
     build = fake_build()
-    Llama4Model({"text_config": CONFIG}, build)
+    Llama4Model(CONFIG, build)
     assert [layer.chunk for layer in build.declared.attention.values()] == [10, 10, 10, None]
     wanted = {
         each.name: each.shape for layer in build.declared.layers for each in layer.declare({})
     }
-    assert wanted["language_model.model.layers.0.feed_forward.gate_proj.weight"] == (32, 16)
-    assert wanted["language_model.model.layers.1.feed_forward.shared_expert.gate_proj.weight"] == (
+    assert wanted["model.layers.0.feed_forward.gate_proj.weight"] == (32, 16)
+    assert wanted["model.layers.1.feed_forward.shared_expert.gate_proj.weight"] == (
         24,
         16,
     )

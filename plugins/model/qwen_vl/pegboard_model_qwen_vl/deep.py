@@ -14,9 +14,9 @@ from torch.nn import functional
 from pegboard.errors import ModelError
 from pegboard.layers import Build, LayerNorm, LayerStack, Linear
 from pegboard_model_qwen_vl.deep_sizes import DeepSizes
-from pegboard_model_qwen_vl.sizes import TowerSizes
-from pegboard_model_qwen_vl.tower import EPS, TowerLayer, in_blocks, rotation_of
 from pegboard_models.parameters import Parameters
+from pegboard_models.patch_sizes import TowerSizes
+from pegboard_models.patch_tower import TowerLayer, in_blocks, rotation_of
 
 
 class DeepTower(nn.Module):
@@ -80,7 +80,7 @@ class Merger(nn.Module):
         inner = sizes.width * sizes.merge**2
         self.inner = inner
         self.width = inner if is_late else sizes.width
-        self.norm = LayerNorm(build.at("norm"), self.width, EPS)
+        self.norm = LayerNorm(build.at("norm"), self.width, sizes.eps)
         self.first = Linear(build.at("linear_fc1"), inner, inner, bias=True)
         self.last = Linear(build.at("linear_fc2"), inner, sizes.outer, bias=True)
 

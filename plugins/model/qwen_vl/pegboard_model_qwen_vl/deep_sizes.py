@@ -8,7 +8,7 @@ from math import isqrt
 from typing import Any
 
 from pegboard.layers.config import rope_parameters
-from pegboard_model_qwen_vl.sizes import TowerSizes, check_heads, check_numbers, wrong
+from pegboard_models.patch_sizes import TowerSizes, check_heads, check_numbers, wrong
 
 DEEP: Mapping[str, Any] = {
     "depth": 27,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pegboard.errors import ModelError
+from pegboard_models.patch_sizes import TowerSizes, check_heads, check_numbers, wrong
 
-AXES = ("rope_time", "rope_height", "rope_width")
-"""The axes of positions, in the order of the sections of the rotary embedding."""
-IMAGE_TOKEN = 151655
-VIDEO_TOKEN = 151656
+TOKENS = (151655, 151656)
+"""Of an image and of a video, if the config does not say."""
+TEXTS = (
+    "<|vision_start|><|image_pad|><|vision_end|>",
+    "<|vision_start|><|video_pad|><|vision_end|>",
+)
+"""What stands for an image and for a video."""
 LATER_RATE = 4
 """Positions of a second, if the config of Qwen2.5-VL does not say."""
-CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""Mean and standard deviation of the colors of CLIP's images."""
 DEFAULTS: Mapping[str, Any] = {
     "depth": 32,
     "num_heads": 16,
@@ -35,29 +36,16 @@ LATER_WHOLE = (7, 15, 23, 31)
 
 
 @dataclass(frozen=True)
-class TowerSizes:
-    """width: of the vectors of patches. inner: of the feed-forward blocks. outer: of the rows that
-    the tower makes. patch: pixels of a patch's side. frames: of a patch. merge: patches of a row's
-    side. window: rows of a window's side. whole: the layers that attend to all of the image
-    instead of a window; None = all layers do, as in Qwen2-VL. names: of the two matrices of the
-    feed-forward blocks without a gate."""
+class QwenSizes:
+    """window: rows of a window's side. whole: the layers that attend to all of the image instead of
+    a window; None = all layers do, as in Qwen2-VL."""
 
-    depth: int
-    num_heads: int
-    width: int
-    inner: int
-    outer: int
-    patch: int
-    frames: int
-    merge: int
-    activation: str
-    theta: float
+    tower: TowerSizes
     window: int = 0
     whole: frozenset[int] | None = None
-    names: tuple[str, str] = ("fc1", "fc2")
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], *, is_later: bool) -> TowerSizes:
+    def of(cls, config: Mapping[str, Any], *, is_later: bool) -> QwenSizes:
         """Read the vision_config. is_later: of Qwen2.5-VL. Raises ModelError for wrong values."""
         given = config.get("vision_config") or {}
         values = {**(LATER if is_later else EARLIER), **given}
@@ -68,7 +56,7 @@ class TowerSizes:
         check_heads(values["num_heads"], width)
         inner = values["intermediate_size"] if is_later else width * values["mlp_ratio"]
         rope = given.get("rope_parameters") or {}
-        sizes = cls(
+        tower = TowerSizes(
             depth=values["depth"],
             num_heads=values["num_heads"],
             width=width,
@@ -79,26 +67,15 @@ class TowerSizes:
             merge=merge,
             activation=given.get("hidden_act") or ("silu" if is_later else "quick_gelu"),
             theta=float(rope.get("rope_theta") or 10000.0),
-            window=values["window_size"] // merge // patch if is_later else 0,
-            whole=whole_layers(given) if is_later else None,
+            is_gated=is_later,
         )
-        if is_later and sizes.window < 1:
+        if not is_later:
+            return cls(tower)
+        window = values["window_size"] // merge // patch
+        if window < 1:
             expected = f"at least {patch * merge}, the pixels of {merge} patches"
             raise wrong("window_size", values["window_size"], expected)
-        return sizes
-
-
-def check_numbers(values: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise ModelError for values that are not whole numbers from 1 on."""
-    for name in names:
-        if type(values[name]) is not int or values[name] < 1:
-            raise wrong(name, values[name], "a whole number from 1 on")
-
-
-def check_heads(count: int, width: int) -> None:
-    """Raise ModelError for heads whose channels two axes cannot share."""
-    if width % (4 * count):
-        raise wrong("num_heads", count, f"a divisor of a quarter of {width}")
+        return cls(tower, window, whole_layers(given))
 
 
 def whole_layers(config: Mapping[str, Any]) -> frozenset[int]:
@@ -116,28 +93,6 @@ def rate_of(config: Mapping[str, Any], default: float) -> float:
     if type(rate) not in (int, float) or not 0 < rate < float("inf"):
         raise wrong("tokens_per_second", rate, "a number above 0")
     return float(rate)
-
-
-def video_defaults(
-    colors: tuple[Sequence[float], Sequence[float]], least: int, most: int
-) -> dict[str, Any]:
-    """Return how videos are processed if no file says. colors: mean and standard deviation. least,
-    most: pixels."""
-    return {
-        "do_resize": True,
-        "size": {"shortest_edge": least, "longest_edge": most},
-        "resample": 3,  # Pillow's bicubic filter
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": colors[0],
-        "image_std": colors[1],
-    }
-
-
-def wrong(name: str, value: object, expected: str) -> ModelError:
-    """Return the error of a value of the vision_config."""
-    return ModelError(f"the checkpoint's vision_config has {name}={value!r}; expected {expected}")
 
 
 def with_text(config: Mapping[str, Any]) -> dict[str, Any]:

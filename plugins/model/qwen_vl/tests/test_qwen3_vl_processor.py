@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_model_qwen_vl.deep_processor import Qwen3VLProcessor
-from pegboard_model_qwen_vl.sizes import AXES
 from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
@@ -24,6 +23,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor as
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.multimodal_processor import PlacedItem, Video
+from pegboard_models.patch_sizes import AXES
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_multimodal_processor import (
     MultiModalProcessorContract,

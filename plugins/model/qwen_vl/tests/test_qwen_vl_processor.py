@@ -15,7 +15,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_model_qwen_vl.processor import Qwen25VLProcessor, QwenVLProcessor
-from pegboard_model_qwen_vl.sizes import AXES
 from PIL import Image
 from transformers import AutoConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
@@ -25,6 +24,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 from pegboard.errors import RequestError
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup, PlacedItem
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
+from pegboard_models.patch_sizes import AXES
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.video_peers import as_video, peer_frames, random_video, video_module
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pegboard.interfaces.multimodal_processor import PlacedItem
-from pegboard_model_qwen_vl.sizes import AXES
+from pegboard_models.patch_sizes import AXES
 
 
 def offsets(num_tokens: int, items: Sequence[PlacedItem]) -> Mapping[str, Sequence[int]]:

@@ -1,0 +1,1 @@
+"""Aria: a language model that reads images."""

@@ -1,0 +1,1 @@
+"""Llama 4: a language model that reads images."""
