@@ -25,7 +25,7 @@ from pegboard.engine.kv.hashes import (
     sha256_block,
 )
 from pegboard.engine.kv.plan import blocks_per_request, fit_kv, plan_kv
-from pegboard.engine.kv.rules import make_rule
+from pegboard.engine.kv.special_rules import make_rule
 from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, KVCacheTooSmall
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, KVPlan, Retain, State, Window

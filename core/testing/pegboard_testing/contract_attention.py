@@ -709,10 +709,8 @@ class AttentionContract:
         )
         for row in range(len(sizes)):
             trial.backend.plan(cross.storing(row, self.device))
-            for layer in trial.layers:
-                index = layer.layer_index
-                q, k, v = (each[index][row] for each in (trial.q, trial.k, trial.v))
-                trial.calls[index](q, k, v)
+            for index, call in trial.calls.items():
+                call(*(each[index][row] for each in (trial.q, trial.k, trial.v)))
         for padding in (0, 3):
             rows = rng.integers(0, len(sizes), int(rng.integers(1, 40)))
             cross.fill(rows)

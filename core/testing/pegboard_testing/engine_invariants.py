@@ -14,7 +14,7 @@ from pegboard.data.batch import Batch
 from pegboard.engine.engine import Engine
 from pegboard.engine.kv.cache import RequestBlocks
 from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
-from pegboard.engine.kv.rules import StateRule
+from pegboard.engine.kv.special_rules import StateRule
 from pegboard.engine.loras import Adapter
 from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import Full

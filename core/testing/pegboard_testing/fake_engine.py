@@ -20,7 +20,7 @@ from pegboard.engine.engine import Engine, EngineParts
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import blocks_per_request, plan_kv
-from pegboard.engine.kv.rules import make_rule
+from pegboard.engine.kv.special_rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import Full, KVPlan, Retain

@@ -26,7 +26,7 @@ from pegboard.engine.executors import (
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import capacity, fit_kv
-from pegboard.engine.kv.rules import make_rule
+from pegboard.engine.kv.special_rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.platform_defaults import with_platform_defaults
 from pegboard.env import compute_threads

@@ -19,7 +19,7 @@ from pegboard.config.limits import Limits
 from pegboard.engine.kv.hashes import BlockHasher
 from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
 from pegboard.engine.kv.residency import BlockResidency
-from pegboard.engine.kv.rules import StateRule, make_rule
+from pegboard.engine.kv.special_rules import StateRule, make_rule
 from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.metrics import BlocksRemoved, BlocksStored, KVEvent

@@ -24,7 +24,7 @@ from functools import partial
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.engine.kv.rules import make_rule
+from pegboard.engine.kv.special_rules import make_rule
 from pegboard.errors import ConfigError, KVCacheTooSmall
 from pegboard.interfaces.attention import Encoder, KVCacheSpec, KVGroup, KVPlan, State
 

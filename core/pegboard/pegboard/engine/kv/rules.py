@@ -3,7 +3,8 @@ which a prefix hit needs.
 
 There is one rule object per KV group. All rules are based on one statement: *once the first n
 tokens are computed, the blocks in `expired(n)` are never read again*. These blocks can be dropped,
-and a prefix hit of n tokens needs exactly the other blocks.
+and a prefix hit of n tokens needs exactly the other blocks. The rules of chunks, states and
+encoders are in `special_rules`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pegboard.interfaces.attention import Chunk, Encoder, Full, KVGroup, Retain, State, Window
+from pegboard.interfaces.attention import KVGroup
 
 Find = Callable[[bytes], int | None]
 """Returns the id of the cached block with a hash, within one group, or None."""
@@ -126,95 +127,3 @@ class WindowRule(FullRule):
     def max_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
         live = blocks_for(self._tokens - 1 + chunk_tokens, self.block_size) + 1 + self._sink_blocks
         return min(self.blocks_needed(num_tokens), live)
-
-
-class ChunkRule(FullRule):
-    """A token attends to the tokens of its chunk before it and to itself. Chunks start at multiples
-    of `tokens`."""
-
-    def expired(self, num_computed_tokens: int) -> range:
-        size = self._retain.tokens
-        return range(num_computed_tokens // size * size // self.block_size)
-
-    def next_expiry(self, num_computed_tokens: int) -> int:
-        size: int = self._retain.tokens
-        return (num_computed_tokens // size + 1) * size
-
-    def max_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
-        return min(
-            self.blocks_needed(num_tokens),
-            blocks_for(self._retain.tokens + chunk_tokens, self.block_size) + 1,
-        )
-
-
-class StateRule(FullRule):
-    """One state per request: table entry 0 is the state, entries 1 … draft_states hold the states
-    after each draft.
-
-    A checkpoint is a copy of the state taken at a multiple of `checkpoint_every` tokens, cached
-    under the chain's hash at that token. A hit needs only that block, which is copied into the
-    request's own state.
-    """
-
-    def __init__(self, group: KVGroup, hash_block_size: int) -> None:
-        super().__init__(group, hash_block_size)
-        self.checkpoint_every: int = self._retain.checkpoint_every
-        self._num_states: int = 1 + self._retain.draft_states
-        self._hash_block_size = hash_block_size
-
-    def blocks_needed(self, num_tokens: int) -> int:
-        return self._num_states
-
-    def max_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
-        return self._num_states + (1 if self.checkpoint_every else 0)
-
-    def hit(self, find: Find, hashes: Sequence[bytes], max_tokens: int, alignment: int) -> int:
-        if not self.checkpoint_every:
-            return 0
-        for num_tokens in range(max_tokens - max_tokens % alignment, 0, -alignment):
-            if (
-                num_tokens % self.checkpoint_every == 0
-                and find(self.checkpoint_hash(hashes, num_tokens)) is not None
-            ):
-                return num_tokens
-        return 0
-
-    def hit_blocks(self, find: Find, hashes: Sequence[bytes], num_tokens: int) -> list[int]:
-        """Return the checkpoint to copy from. It does not become part of the request's table."""
-        block_id = find(self.checkpoint_hash(hashes, num_tokens))
-        assert block_id is not None, "hit() found it"
-        return [block_id]
-
-    def checkpoint_hash(self, hashes: Sequence[bytes], num_tokens: int) -> bytes:
-        """Return the hash of the state after `num_tokens` tokens."""
-        return hashes[num_tokens // self._hash_block_size - 1]
-
-
-class EncoderRule(FullRule):
-    """Has room for all rows that an encoder can make, however many tokens the request has."""
-
-    def blocks_needed(self, num_tokens: int) -> int:
-        return blocks_for(self._retain.tokens, self.block_size)
-
-    def capacity(self, num_blocks: int) -> int:
-        return NEVER
-
-    def num_shared(self, num_tokens: int) -> int:
-        return self.blocks_needed(num_tokens)
-
-    def hit(self, find: Find, hashes: Sequence[bytes], max_tokens: int, alignment: int) -> int:
-        return 0
-
-
-RULES: dict[type[Retain], type[FullRule]] = {
-    Full: FullRule,
-    Window: WindowRule,
-    Chunk: ChunkRule,
-    State: StateRule,
-    Encoder: EncoderRule,
-}
-
-
-def make_rule(group: KVGroup, hash_block_size: int) -> FullRule:
-    """Return the rule object of a group."""
-    return RULES[type(group.spec.retain)](group, hash_block_size)
