@@ -293,15 +293,16 @@ def test_names_of_different_salts_are_different(make_builder: MakeBuilder) -> No
     assert built(builder, later).prompt_token_ids != first.prompt_token_ids
 
 
-def test_beams_and_vectors_are_of_text(make_builder: MakeBuilder) -> None:
+def test_beams_are_of_text_and_vectors_of_items_too(make_builder: MakeBuilder) -> None:
     prompt = as_prompt(data("<i>", "ab"))
     with pytest.raises(RequestError, match="beam search takes text only"):
         check_beam_prompt(prompt)
     builder = make_builder()
     pooling = Pooling(task="embed")
     builder.plan = replace(builder.plan, pooling=pooling)
-    with pytest.raises(RequestError, match="takes text only"):
-        builder.build(prompt, PoolingParams(), "r")
+    request = builder.build(prompt, PoolingParams(), "r")
+    assert [item.places for item in request.media] == [((1, 2),)]
+    assert request.token_inputs == {"sizes": [0, 2, 2]}
 
 
 def test_truncation_would_cut_items(make_builder: MakeBuilder) -> None:

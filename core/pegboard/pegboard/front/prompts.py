@@ -163,11 +163,9 @@ class RequestBuilder:
                 f"pooling_params must be PoolingParams, got {type(params).__name__}",
                 parameter="pooling_params",
             )
-        if prompt.media:
-            raise no_media(prompt.media[0].modality, prompt.media[0].path, ())
         if prompt.embeds:
             raise RequestError(
-                "prompt_embeds: vectors are made of text or token ids only",
+                "prompt_embeds: vectors are made of text, token ids and media only",
                 parameter="prompt_embeds",
             )
         unused = SamplingParams(
@@ -177,10 +175,12 @@ class RequestBuilder:
         token_ids, types = self._token_ids(
             prompt, params.truncate_prompt_tokens, self.plan.max_model_len
         )
+        expanded = self._with_media(prompt, params, token_ids)
         return EngineRequest(
             request_id=request_id,
-            prompt_token_ids=token_ids,
-            token_inputs={TOKEN_TYPES: list(types)} if types else {},
+            prompt_token_ids=expanded.token_ids,
+            media=expanded.items,
+            token_inputs={TOKEN_TYPES: list(types)} if types else expanded.inputs,
             params=unused,
             arrival_s=arrival_s,
             priority=priority,
@@ -336,7 +336,9 @@ class RequestBuilder:
             raise self._too_long(f"{num_tokens} tokens")
         return [0] * max(1, num_tokens), ()
 
-    def _with_media(self, prompt: Prompt, params: SamplingParams, token_ids: list[int]) -> Expanded:
+    def _with_media(
+        self, prompt: Prompt, params: SamplingParams | PoolingParams, token_ids: list[int]
+    ) -> Expanded:
         """Return the prompt with its images, audio and video."""
         if not prompt.media and not self._feeds_encoder:
             return Expanded(token_ids, (), {})
@@ -348,7 +350,8 @@ class RequestBuilder:
                 parameter="truncate_prompt_tokens" if not prompt.embeds else "prompt_embeds",
             )
         expanded = self._media.expand(token_ids, prompt)
-        if (num_tokens := len(expanded.token_ids)) > self.plan.max_model_len - 1:
+        longest = self.plan.max_model_len - (self.plan.pooling is None)
+        if (num_tokens := len(expanded.token_ids)) > longest:
             raise self._too_long(f"{num_tokens} tokens, with those of its media")
         return expanded
 

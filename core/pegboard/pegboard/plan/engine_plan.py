@@ -203,7 +203,9 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             reasoning_parser=reasoning_parser,
             pooling=pooling,
             multimodal_processor=processor,
-            whole=whole_of(flags),
+            whole="prompt"
+            if processor is not None and pooling is not None and pooling.whole_prompts
+            else whole_of(flags),
             task=task_of(pooling),
         )
     return plan, registry

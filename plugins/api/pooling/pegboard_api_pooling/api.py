@@ -13,9 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from pegboard.data.media import take_media
 from pegboard.data.output import RequestOutput
 from pegboard.data.pooling_params import PoolingParams
-from pegboard.interfaces.api import ApiSetup, Prompt
+from pegboard.errors import RequestError
+from pegboard.interfaces.api import ApiSetup, EngineClient, Prompt
+from pegboard.interfaces.tokenizer import Chat
 from pegboard_api_pooling.fields import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -25,8 +28,10 @@ from pegboard_api_pooling.fields import (
 from pegboard_api_pooling.runs import Run, check_salt, usage, values
 from pegboard_api_pooling.scores import Scorer, rank, read_documents, read_pairs
 from pegboard_chat.off_loop import off_loop
+from pegboard_chat.openai_format import read_messages
 from pegboard_chat.prompt_field import read_prompts
 from pegboard_chat.request_body import parse_body
+from pegboard_chat.request_limits import PromptLimit
 from pegboard_server.json_api import endpoint, error_body, in_pieces
 
 MAX_INPUTS = 1024
@@ -40,6 +45,7 @@ class PoolingApi:
         self._client = setup.client
         self._most = setup.settings.get("max_prompts_per_request", MAX_INPUTS)
         self._scorer = Scorer(setup.client)
+        self._limit = PromptLimit(setup.client)
 
     def routes(self) -> Sequence[BaseRoute]:
         score = endpoint(self._score, ScoreRequest)
@@ -57,6 +63,18 @@ class PoolingApi:
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
         return error_body(status, message, parameter)
 
+    def _prompts(self, request: ClassifyRequest) -> list[Prompt]:
+        """Return the prompts of a request. Raises RequestError, which names the field that is
+        wrong."""
+        if request.messages is None:
+            wanted = ("add_generation_prompt", "continue_final_message")
+            if given := [name for name in wanted if name in request.model_fields_set]:
+                raise RequestError(f"{given[0]} needs messages", parameter=given[0])
+            return read_inputs(request, self._most)
+        if request.input is not None:
+            raise RequestError("give either input or messages", parameter="messages")
+        return [read_chat(request, self._client, self._limit.max_chars)]
+
     async def _embed(self, http: Request) -> Response:
         """The vector of every input."""
         body = await http.body()
@@ -65,7 +83,7 @@ class PoolingApi:
             request = parse_body(body, EmbeddingRequest)
             return (
                 request,
-                read_inputs(request, self._most),
+                self._prompts(request),
                 request.params("embed", request.dimensions),
             )
 
@@ -91,7 +109,7 @@ class PoolingApi:
 
         def read() -> tuple[ClassifyRequest, list[Prompt], PoolingParams]:
             request = parse_body(body, ClassifyRequest)
-            return request, read_inputs(request, self._most), request.params("classify")
+            return request, self._prompts(request), request.params("classify")
 
         request, prompts, params = await off_loop(len(body), read)
         run = await Run(self._client, http, "classify", request).start()
@@ -158,12 +176,30 @@ def read_inputs(request: ClassifyRequest, most: int) -> list[Prompt]:
     """Return the inputs as prompts. Raises RequestError, which names the field that is wrong."""
     salt = check_salt(request)
     prompts = read_prompts(request.input, most, "input")
+    adds_special = request.add_special_tokens is not False
     return [
-        Prompt(text=each, add_special_tokens=request.add_special_tokens, cache_salt=salt)
+        Prompt(text=each, add_special_tokens=adds_special, cache_salt=salt)
         if isinstance(each, str)
         else Prompt(token_ids=each, add_special_tokens=False, cache_salt=salt)
         for each in prompts
     ]
+
+
+def read_chat(request: ClassifyRequest, client: EngineClient, max_chars: int) -> Prompt:
+    """Return a chat as a prompt, with its images, audio and video. Raises RequestError, which names
+    the field that is wrong."""
+    messages = read_messages(request.messages or ())
+    messages, media = take_media(messages, client.models()[0].placeholders)
+    chat = Chat(
+        messages=messages,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        add_special_tokens=bool(request.add_special_tokens),
+        max_chars=max_chars,
+    )
+    token_ids = client.tokenizer().render(chat).token_ids
+    salt = check_salt(request)
+    return Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=salt, media=media)
 
 
 def listed(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pegboard.data.pooling_params import PoolingParams, Task
-from pegboard_chat.sampling_fields import Fields, Int32
+from pegboard_chat.sampling_fields import Fields, Int32, Objects
 
 
 class PoolingFields(Fields):
@@ -33,10 +33,14 @@ class PoolingFields(Fields):
 
 
 class ClassifyRequest(PoolingFields):
-    """POST /classify. `prompt_field.read_prompts` checks input."""
+    """POST /classify. There is an input, which `prompt_field.read_prompts` checks, or the messages
+    of a chat, which may have images. add_special_tokens: None = to inputs, and not to chats."""
 
     input: Any = None
-    add_special_tokens: bool = True
+    messages: Objects | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
 
 
 class EmbeddingRequest(ClassifyRequest):

@@ -121,7 +121,7 @@ def test_the_client_of_openai() -> None:
         ({"encoding_format": "bytes"}, "encoding_format"),
         ({"dimensions": 0}, "dimensions must be an integer of at least 1"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
-        ({"messages": []}, "unknown field 'messages'"),
+        ({"messages": []}, "give either input or messages"),
         ({"cache_salt": ""}, "cache_salt must not be empty"),
     ],
 )
