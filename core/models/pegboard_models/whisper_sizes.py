@@ -20,6 +20,18 @@ NAMES = {
 """Whisper's names of sizes → the names that other configs have."""
 
 
+LARGE = {
+    "d_model": 1280,
+    "encoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "num_mel_bins": 128,
+    "max_source_positions": 1500,
+}
+"""The encoder of Whisper large, by Whisper's names. Configs of other models leave these values out,
+as in transformers."""
+
+
 @dataclass(frozen=True)
 class WhisperSizes:
     """num_bins: mel bins of a frame. max_positions: the longest item, in features."""

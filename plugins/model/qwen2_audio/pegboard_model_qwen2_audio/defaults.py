@@ -1,14 +1,6 @@
 """The values of configs that do not have them, as in transformers, and what model and processor
 share."""
 
-AUDIO = {
-    "d_model": 1280,
-    "encoder_layers": 32,
-    "encoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120,
-    "num_mel_bins": 128,
-    "max_source_positions": 1500,
-}
 SEEN = 2
 """Frames after the last one that sounds which the convolutions see."""
 AUDIO_TOKEN = 151646

@@ -15,7 +15,6 @@ from pegboard.interfaces.multimodal_processor import (
 )
 from pegboard_media.audio import resample
 from pegboard_model_qwen2_audio.defaults import (
-    AUDIO,
     AUDIO_TOKEN,
     FLAMINGO_AUDIO_TOKEN,
     MAX_SECONDS,
@@ -23,7 +22,7 @@ from pegboard_model_qwen2_audio.defaults import (
 )
 from pegboard_models.log_mel import LogMel
 from pegboard_models.processing import processor_values, refuse_options, token_of
-from pegboard_models.whisper_sizes import WhisperSizes
+from pegboard_models.whisper_sizes import LARGE, WhisperSizes
 
 
 class Qwen2AudioProcessor:
@@ -35,7 +34,7 @@ class Qwen2AudioProcessor:
     def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
         config = setup.checkpoint.config
         self.token = token_of(config, "audio", self.audio_token)
-        sizes = WhisperSizes.of(config.get("audio_config") or {}, AUDIO)
+        sizes = WhisperSizes.of(config.get("audio_config") or {}, LARGE)
         self.mel = LogMel.of(setup.checkpoint, sizes)
 
     def placeholder(self, modality: str) -> Placeholder:

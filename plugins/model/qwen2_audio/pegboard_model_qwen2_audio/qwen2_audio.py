@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from pegboard.layers import Build, Linear, read, size_of
-from pegboard_model_qwen2_audio.defaults import AUDIO, SEEN
+from pegboard_model_qwen2_audio.defaults import SEEN
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.projectors import MLPProjector
 from pegboard_models.whisper_encoder import WhisperEncoder
-from pegboard_models.whisper_sizes import WhisperSizes
+from pegboard_models.whisper_sizes import LARGE, WhisperSizes
 
 
 class Qwen2Audio(WithLanguageModel):
@@ -31,7 +31,7 @@ class Qwen2Audio(WithLanguageModel):
 
     def build_audio(self, config: Mapping[str, Any], build: Build) -> None:
         """Build what `encode` needs."""
-        sizes = WhisperSizes.of(config.get("audio_config") or {}, AUDIO)
+        sizes = WhisperSizes.of(config.get("audio_config") or {}, LARGE)
         root = root_of(build)
         self.encoder = WhisperEncoder(root.at("audio_tower"), sizes)
         self.project = self.projector(

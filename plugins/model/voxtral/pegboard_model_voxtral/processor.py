@@ -13,17 +13,17 @@ from pegboard.interfaces.multimodal_processor import (
     Processed,
 )
 from pegboard_media.audio import resample
-from pegboard_model_voxtral.defaults import AUDIO, AUDIO_TOKEN
+from pegboard_model_voxtral.defaults import AUDIO_TOKEN
 from pegboard_models.log_mel import LogMel
 from pegboard_models.processing import refuse_options, token_of
-from pegboard_models.whisper_sizes import WhisperSizes
+from pegboard_models.whisper_sizes import LARGE, WhisperSizes
 
 
 class VoxtralProcessor:
     def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
         config = setup.checkpoint.config
         self.token = token_of(config, "audio", AUDIO_TOKEN)
-        sizes = WhisperSizes.of(config.get("audio_config") or {}, AUDIO)
+        sizes = WhisperSizes.of(config.get("audio_config") or {}, LARGE)
         self.mel = LogMel.of(setup.checkpoint, sizes)
         self.rows_per_part = sizes.max_positions * sizes.hidden_size // sizes.intermediate_size
 

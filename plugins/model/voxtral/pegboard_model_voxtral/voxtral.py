@@ -10,11 +10,10 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build, read, size_of
-from pegboard_model_voxtral.defaults import AUDIO
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.projectors import MLPProjector
 from pegboard_models.whisper_encoder import WhisperEncoder
-from pegboard_models.whisper_sizes import WhisperSizes
+from pegboard_models.whisper_sizes import LARGE, WhisperSizes
 
 
 class Voxtral(WithLanguageModel):
@@ -27,7 +26,7 @@ class Voxtral(WithLanguageModel):
 
     def build_audio(self, config: Mapping[str, Any], build: Build) -> None:
         """Build what `encode` needs. Raises ModelError if an item cannot be cut into rows."""
-        sizes = WhisperSizes.of(config.get("audio_config") or {}, AUDIO)
+        sizes = WhisperSizes.of(config.get("audio_config") or {}, LARGE)
         self.width = sizes.intermediate_size
         if sizes.max_positions * sizes.hidden_size % self.width:
             raise ModelError(
