@@ -22,7 +22,6 @@ from pegboard_model_granite_speech import sizes as granite_sizes
 from pegboard_model_granite_speech.granite_speech import GraniteSpeech
 from pegboard_model_qwen2_audio import defaults as qwen2_audio_defaults
 from pegboard_model_qwen2_audio.qwen2_audio import AudioFlamingo3, Qwen2Audio
-from pegboard_model_voxtral import defaults as voxtral_defaults
 from pegboard_model_voxtral.voxtral import Voxtral
 from pegboard_weight_loader_safetensors.hf_files import read_config
 from tiny_media import (
@@ -50,6 +49,7 @@ from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.plugins.importing import import_object, import_spec
 from pegboard_media.audio import resample
+from pegboard_models.whisper_sizes import LARGE
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.fake_build import fake_build
 
@@ -433,16 +433,14 @@ def test_only_the_first_stage_has_an_encoder(kind: str, reference: MediaReferenc
 
 def test_values_that_a_config_lacks() -> None:
     theirs = transformers.Qwen2AudioConfig().to_dict()
-    assert qwen2_audio_defaults.AUDIO.items() <= theirs["audio_config"].items()
+    assert LARGE.items() <= theirs["audio_config"].items()
     assert theirs["audio_token_index"] == qwen2_audio_defaults.AUDIO_TOKEN
     flamingo = transformers.AudioFlamingo3Config()
     assert flamingo.audio_token_id == qwen2_audio_defaults.FLAMINGO_AUDIO_TOKEN
-    for name, value in qwen2_audio_defaults.AUDIO.items():
+    for name, value in LARGE.items():
         assert getattr(flamingo.audio_config, name) == value
     voxtral = transformers.VoxtralConfig().audio_config
-    assert {name: getattr(voxtral, name) for name in voxtral_defaults.AUDIO} == (
-        voxtral_defaults.AUDIO
-    )
+    assert {name: getattr(voxtral, name) for name in LARGE} == LARGE
 
 
 def test_values_that_a_granite_config_lacks() -> None:
