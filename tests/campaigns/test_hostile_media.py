@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
+import numpy as np
+import soundfile
+
 sys.path.insert(0, str(Path(__file__).parent))
 
-from hostile_media import files, mutated, run
+from hostile_media import ReaderProcess, files, mutated, run
 
 
 def test_damaged_media_are_read_or_refused() -> None:
@@ -15,6 +19,20 @@ def test_damaged_media_are_read_or_refused() -> None:
     assert not wrong
     for modality in ("image", "audio", "video"):
         assert results[f"{modality} read"] and results[f"{modality} refused"]
+
+
+def test_a_small_file_of_an_hour() -> None:
+    """Silence is packed well: half a megabyte takes less than a gigabyte."""
+    file = io.BytesIO()
+    with soundfile.SoundFile(file, "w", 48_000, 1, format="FLAC") as sound:
+        for _ in range(3600):
+            sound.write(np.zeros(48_000, np.int16))
+    reader = ReaderProcess()
+    try:
+        assert len(file.getvalue()) < 2**20
+        assert reader.read("audio", file.getvalue()) == "read"
+    finally:
+        reader.close()
 
 
 def test_a_seed_is_always_the_same_file() -> None:

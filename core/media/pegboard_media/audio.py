@@ -11,6 +11,7 @@ from pegboard.errors import ConfigError
 from pegboard_media.limits import (
     MAX_AUDIO_SAMPLES,
     MAX_AUDIO_SECONDS,
+    MAX_KEPT_SAMPLES,
     MAX_SAMPLE_RATE,
     Unusable,
 )
@@ -18,6 +19,7 @@ from pegboard_media.limits import (
 if TYPE_CHECKING:
     import numpy as np
 
+NO_SAMPLES = "has no samples"
 BLOCK = 2**20
 """Samples of all channels together that are decoded at a time."""
 
@@ -47,18 +49,21 @@ def decode_audio(content: bytes) -> tuple[np.ndarray, int]:
         with soundfile.SoundFile(Content(content)) as file:
             rate = int(file.samplerate)
             check_rate(rate)
-            blocks: list[np.ndarray] = []
+            samples = np.empty(0, np.float32)
             count = 0
             size = max(1, BLOCK // int(file.channels))
             while len(block := file.read(size, dtype="float32", always_2d=True)):
                 count += len(block)
                 check_length(count, rate, int(file.channels))
-                blocks.append(block.mean(axis=1))
+                samples.resize(count, refcheck=False)  # an hour twice would be over a gigabyte
+                samples[-len(block) :] = checked(block.mean(axis=1))
     except Unusable:
         raise
     except Exception as error:
         raise Unusable("is not audio that soundfile can decode, or it is damaged") from error
-    return checked(np.concatenate(blocks) if blocks else np.empty(0, np.float32)), rate
+    if not count:
+        raise Unusable(NO_SAMPLES)
+    return samples, rate
 
 
 def check_audio(value: Any) -> tuple[np.ndarray, int]:
@@ -107,10 +112,11 @@ def check_rate(rate: int) -> None:
 
 
 def check_length(count: int, rate: int, num_channels: int) -> None:
-    if count > MAX_AUDIO_SECONDS * rate or count * num_channels > MAX_AUDIO_SAMPLES:
+    is_long = count > min(MAX_AUDIO_SECONDS * rate, MAX_KEPT_SAMPLES)
+    if is_long or count * num_channels > MAX_AUDIO_SAMPLES:
         raise Unusable(
-            f"is too long; at most {MAX_AUDIO_SECONDS} seconds and {MAX_AUDIO_SAMPLES} samples of "
-            "all channels are read"
+            f"is too long; at most {MAX_AUDIO_SECONDS} seconds, {MAX_KEPT_SAMPLES} samples and "
+            f"{MAX_AUDIO_SAMPLES} samples of all channels are read"
         )
 
 
@@ -118,7 +124,7 @@ def checked(samples: np.ndarray) -> np.ndarray:
     import numpy as np
 
     if not len(samples):
-        raise Unusable("has no samples")
+        raise Unusable(NO_SAMPLES)
     if not np.isfinite(samples).all():
         raise Unusable("has samples that are not finite numbers")
     return samples

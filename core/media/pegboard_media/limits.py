@@ -17,6 +17,8 @@ MAX_PIXELS = 8192 * 8192
 MAX_AUDIO_SECONDS = 3600
 MAX_AUDIO_SAMPLES = 2**28
 """Samples of all channels of an audio file together."""
+MAX_KEPT_SAMPLES = 3600 * 48_000
+"""Samples of an audio file after its channels are averaged."""
 MAX_SAMPLE_RATE = 768_000
 MAX_VIDEO_FRAMES = 100_000
 """Frames of a video file, which are decoded to find those that are kept."""
