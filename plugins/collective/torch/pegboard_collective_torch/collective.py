@@ -19,6 +19,9 @@ from pegboard.errors import CannotRecord, ConfigError, EngineDeadError
 from pegboard.interfaces.collective import CollectiveSetup
 
 POLL_S = 0.001
+BUSY_S = 90.0
+"""How long rank 0 waits for a port that is in use. Closed connections keep theirs for a minute."""
+BUSY_POLL_S = 0.1
 GRACE_S = 1.0
 """How long a rank whose call failed waits for the other ranks to say the same. The ranks that say
 nothing are those that did not come."""
@@ -140,18 +143,31 @@ def _store(setup: CollectiveSetup, limit: timedelta) -> Any:
         path = f"{unquote(address.path)}.{name}"
         return FileStore(path, len(setup.ranks))
     if address.scheme == "tcp" and address.hostname and address.port:
-        store = TCPStore(
-            address.hostname,
-            address.port,
-            is_master=setup.ranks[setup.rank] == 0,
-            timeout=limit,
-            wait_for_workers=False,
-            multi_tenant=True,  # the groups of a process share rank 0's server
-        )
-        return PrefixStore(name, store)
+        is_master = setup.ranks[setup.rank] == 0
+        return PrefixStore(name, server_at(address.hostname, address.port, is_master, limit))
     raise ConfigError(
         f"ranks cannot meet at {setup.address!r}: expected file:///path or tcp://host:port"
     )
+
+
+def server_at(host: str, port: int, is_master: bool, limit: timedelta) -> TCPStore:
+    """Return the store at a port, which rank 0 serves. An engine that has just ended may leave the
+    port in use for a while, or a connection to somewhere else may have got it."""
+    deadline = time.monotonic() + min(limit.total_seconds(), BUSY_S)
+    while True:
+        try:
+            return TCPStore(
+                host,
+                port,
+                is_master=is_master,
+                timeout=limit,
+                wait_for_workers=False,
+                multi_tenant=True,  # the groups of a process share rank 0's server
+            )
+        except RuntimeError as error:
+            if "EADDRINUSE" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(BUSY_POLL_S)
 
 
 def _gloo(store: Any, setup: CollectiveSetup, limit: timedelta) -> Any:

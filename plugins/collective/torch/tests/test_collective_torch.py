@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from pegboard_collective_torch.collective import TorchCollective
+from pegboard_collective_torch.collective import TorchCollective, server_at
 
 from pegboard.errors import CannotRecord, ConfigError, EngineDeadError
 from pegboard.interfaces.collective import CollectiveSetup
@@ -68,3 +70,17 @@ def test_stand_ins_are_refused(tmp_path: Path) -> None:
     collective.close()
     with pytest.raises(EngineDeadError, match="closed"):
         collective.all_gather(torch.ones(1, 1))
+
+
+def test_a_port_that_is_still_in_use() -> None:
+    """Rank 0 waits until it is free."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        timer = threading.Timer(0.5, holder.close)
+        timer.start()
+        store = server_at("127.0.0.1", port, True, timedelta(seconds=30))
+        timer.join()
+    store.set("a", "b")
+    assert store.get("a") == b"b"
