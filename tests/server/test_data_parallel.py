@@ -68,10 +68,12 @@ def test_two_engines(server: Server, start_server: StartServer) -> None:
     # streams run on both; leaving them ends them
     with running_stream(two), running_stream(two, {**LONG, "n": 2}):
         wait_until(
-            lambda: sorted(by_engine(two, "num_requests_running").values()) == [1, 2],
-            "both engines have a request",
+            lambda: (
+                two.stats()["num_requests_running"] == 3
+                and sorted(by_engine(two, "num_requests_running").values()) == [1, 2]
+            ),
+            "both engines have a request, and their numbers are added up",
         )
-        assert two.stats()["num_requests_running"] == 3
     two.wait_until_idle()
 
     # actions reach both
