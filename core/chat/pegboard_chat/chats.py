@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pegboard.data.media import MediaSource, take_media
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
-from pegboard.errors import MalformedRequest, PegboardError, RequestError, expect
+from pegboard.errors import MalformedRequest, RequestError, expect
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
 from pegboard.interfaces.output_parser import (
     Content,
@@ -32,6 +32,7 @@ from pegboard.interfaces.output_parser import (
 )
 from pegboard.interfaces.tokenizer import Chat, Rendered, Tokenizer
 from pegboard_chat.off_loop import off_loop
+from pegboard_chat.outputs import check_finished
 from pegboard_chat.parsing import Pipeline
 from pegboard_chat.parsing.forced_calls import (
     NamedCall,
@@ -402,12 +403,8 @@ async def read_outputs(
 
     def read(output: RequestOutput) -> dict[int, list[Event]]:
         events: dict[int, list[Event]] = {}
+        check_finished(output)
         for completion in output.outputs:
-            if completion.finish_reason == "error":
-                raise PegboardError(
-                    f"request {output.request_id} failed in the engine; the log of the server "
-                    "says why"
-                )
             reader = readers.get(completion.index)
             if reader is None:
                 pipeline = make_pipeline(output.prompt_token_ids or ())

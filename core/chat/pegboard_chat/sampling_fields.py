@@ -91,14 +91,18 @@ def sampling_values(
     """Arguments of SamplingParams: what the request gives, else the model's defaults. max_tokens:
     the request's limit; the lower one counts. Raises RequestError naming `logit_bias`."""
     values = dict(defaults)
-    limits = [limit for limit in (max_tokens, values.get("max_tokens")) if limit is not None]
     values.update(
         {name: getattr(request, name) for name in SAME if name in request.model_fields_set}
     )
-    values["max_tokens"] = min(limits, default=None)
+    values["max_tokens"] = lower(max_tokens, values.get("max_tokens"))
     if request.logit_bias:
         values["logit_bias"] = _logit_bias(request.logit_bias)
     return values
+
+
+def lower(*limits: int | None) -> int | None:
+    """Return the lowest limit. None = no limit."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 FLAGS = ("disable_any_whitespace", "disable_additional_properties")

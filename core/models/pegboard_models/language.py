@@ -83,8 +83,8 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def root_of(build: Build, part: str = "language_model") -> Build:
-    """Return the build of the parts beside the language model, `part`: "model", or none as in older
-    checkpoints."""
+    """Return the build of the parts beside the language model, `part`. Older checkpoints have no
+    "model" around them."""
     return build.at("model") if has_root(build, part) else build
 
 

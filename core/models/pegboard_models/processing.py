@@ -36,8 +36,8 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def processor_values(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what processor_config.json says, {} if there is no such file. Raises ModelError if it
-    is wrong."""
+    """Return the values of processor_config.json. Without the file, there are none. Raises
+    ModelError if it is wrong."""
     path = folder_of(checkpoint) / FILES[1]
     return json_object(path) if path.is_file() else {}
 

@@ -148,7 +148,9 @@ class Twin:
             )
         num_tokens = int(batch.num_scheduled_tokens.sum())
         padded = draw(st.just(0) | st.integers(num_tokens, num_tokens + 5))
-        return batch, self.builder.build(batch, padded) if order else None, order
+        sees_ahead = self.state.visible is not None and self.state.visible.matters(batch)
+        inputs = self.builder.build(batch, padded, sees_ahead=sees_ahead) if order else None
+        return batch, inputs, order
 
     def batch(
         self,

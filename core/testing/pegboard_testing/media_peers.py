@@ -47,7 +47,7 @@ def random_audio(shortest: float, longest: float) -> Any:
 
 def check_image(theirs: Any, ours: Any, mark: str, image: Any, *, is_batched: bool) -> Any:
     """Check that our processor makes the pixels and tokens that transformers' makes, and return
-    what ours made. mark: stands for the image. is_batched: the pixels of transformers' have one
+    our result. mark: stands for the image. is_batched: the pixels of transformers' have one
     more dimension."""
     expected = theirs(images=image, text=f"a {mark} a", return_tensors="np")
     processed = ours.process("image", image, {})

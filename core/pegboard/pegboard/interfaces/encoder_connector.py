@@ -40,4 +40,4 @@ class EncoderConnector(Protocol):
         does not depend on it."""
 
     def close(self) -> None:
-        """Finish what was begun. There are no more calls."""
+        """Finish what was begun. This is the last call."""

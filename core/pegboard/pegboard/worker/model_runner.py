@@ -137,15 +137,11 @@ class ModelRunner:
         is_decode = num_tokens == batch.num_rows and not has_given and bool(batch.samples.all())
         fused = self.stages.find("decode", num_tokens) if is_decode else None
         recording = fused or self.stages.find("forward", num_tokens)
-        if (
-            self.stages.pads
-            and self.state.visible is not None
-            and self.state.visible.matters(batch)
-        ):
+        sees_ahead = self.state.visible is not None and self.state.visible.matters(batch)
+        if self.stages.pads and sees_ahead:
             recording = None  # recordings attend causally
-        inputs = self.inputs.build(
-            batch, recording.size if recording is not None and self.stages.pads else 0
-        )
+        padded = recording.size if recording is not None and self.stages.pads else 0
+        inputs = self.inputs.build(batch, padded, sees_ahead=sees_ahead)
         prepared = time.perf_counter()
         self.parts.loaded.plan(inputs)
         planned = time.perf_counter()

@@ -184,11 +184,6 @@ class InputBuilder:
         self.item_groups = item_groups
         self.visible = self._buffer(max_tokens if item_groups else 0, dtype=torch.int32)
         self.has_visible = False
-        self.slots = [self._buffer(max_tokens) for _ in plan.groups]
-        self.tables = [
-            self._buffer(max_rows, table.shape[1], dtype=torch.int32)
-            for table in state.block_tables
-        ]
         self.cross = {
             index: CrossInputs(
                 group.block_size,
@@ -200,6 +195,16 @@ class InputBuilder:
             for index, group in enumerate(plan.groups)
             if isinstance(group.spec.retain, Encoder)
         }
+        self.slots = [
+            self._buffer(0 if index in self.cross else max_tokens)
+            for index in range(len(plan.groups))
+        ]
+        self.tables = [
+            self._buffer(
+                *(0 if index in self.cross else max_rows, table.shape[1]), dtype=torch.int32
+            )
+            for index, table in enumerate(state.block_tables)
+        ]
         self.logits_index, self.draft_token_ids = self._buffer(max_tokens), self._buffer(max_tokens)
         self.has_adapters = False
         starts = [self._buffer(max_loras + 2, dtype=torch.int32) for _ in range(2)]
@@ -226,7 +231,7 @@ class InputBuilder:
         for buffer in self.buffers:
             buffer.take(1 - half)
 
-    def build(self, batch: Batch, padded: int = 0) -> StepInputs:
+    def build(self, batch: Batch, padded: int = 0, *, sees_ahead: bool = False) -> StepInputs:
         """Fill the buffers for `batch`. Its changes of rows and blocks must already be applied.
         padded: the number of tokens (and of rows, with one token each) that the step is padded to;
         0 = not padded."""
@@ -261,21 +266,24 @@ class InputBuilder:
         for buffer in self.axes.values():
             buffer.array[:num_tokens] += positions
         visible = None
-        if state.visible is not None and state.visible.matters(batch):
+        if sees_ahead and state.visible is not None:
             visible = state.visible.of(token_rows, positions)
             if visible is not None:
                 self.visible.array[:num_tokens] = visible
         self.has_visible = visible is not None
+        stored = positions, positions
         np.add(starts, counts, out=self.seq_lens.array[:num_rows], casting="same_kind")
         if self.has_parts:
             self.part_lens.array[:num_rows] = self.context.stored(self.seq_lens.array[:num_rows])
-            seen = positions + 1 if visible is None else visible
-            self.num_keys.array[:num_tokens] = self.context.stored(seen)
+            stored = self.context.stored(positions), self.context.stored(positions + 1)
+            self.num_keys.array[:num_tokens] = (
+                stored[1] if visible is None else self.context.stored(visible)
+            )
         for index in range(len(self.plan.groups)):
             if index in self.cross:
                 self.cross[index].fill(token_rows)
             else:
-                self._place(index, rows, token_rows, positions)
+                self._place(index, rows, token_rows, positions, stored)
         if one_each and batch.samples.all():
             sampled_rows = rows
             offsets = self.one_each[: num_rows + 1]
@@ -334,19 +342,24 @@ class InputBuilder:
         return self.draft_token_ids.sent(len(drafts))
 
     def _place(
-        self, index: int, rows: np.ndarray, token_rows: np.ndarray, positions: np.ndarray
+        self,
+        index: int,
+        rows: np.ndarray,
+        token_rows: np.ndarray,
+        positions: np.ndarray,
+        stored: tuple[np.ndarray, np.ndarray],
     ) -> None:
-        """Fill the slots and block tables of KV group `index`."""
+        """Fill the slots and block tables of KV group `index`. stored: how many tokens before each
+        one this rank has, without and with it, for groups that ranks divide."""
         group = self.plan.groups[index]
         table = self.state.block_tables[index]
         slots = self.slots[index].array[: len(positions)]
         if group.spec.ranks > 1:
             blocks = positions // group.block_size
-            inside = self.context.stored(positions)
-            is_stored = self.context.stored(positions + 1) > inside
-            inside -= blocks * group.num_slots
+            before, after = stored
+            inside = before - blocks * group.num_slots
             slots[:] = table[token_rows, blocks].astype(np.int64) * group.num_slots + inside
-            slots[~is_stored] = -1
+            slots[after == before] = -1
         elif group.spec.unit == "token":
             blocks, inside = np.divmod(positions, group.block_size)
             np.multiply(table[token_rows, blocks], group.block_size, out=slots, dtype=np.int64)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from pegboard.data.output import CompletionOutput, RequestOutput
 from pegboard.data.request import PromptEmbeds
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
-from pegboard.errors import PegboardError, RequestError
+from pegboard.errors import RequestError
 from pegboard.interfaces.api import EngineClient, Prompt
 from pegboard_api_openai.answer import (
     Answer,
@@ -27,6 +27,7 @@ from pegboard_api_openai.prompt_embeds import read_embeds
 from pegboard_api_openai.sampling import completion_params
 from pegboard_chat.off_loop import SMALL_BYTES, off_loop
 from pegboard_chat.openai_format import LOWEST, Step, TokenNames
+from pegboard_chat.outputs import check_finished
 from pegboard_chat.prompt_field import read_prompts
 from pegboard_chat.request_body import parse_body
 from pegboard_server.json_api import served_model
@@ -134,10 +135,7 @@ class CompletionAnswer(Answer):
     def prepare(self, output: RequestOutput) -> None:
         """Check the output. An echo with max_tokens 0 has generated one token, which is removed
         here. Raises PegboardError when the engine failed to finish a completion."""
-        if any(completion.finish_reason == "error" for completion in output.outputs):
-            raise PegboardError(
-                f"request {output.request_id} failed in the engine; the log of the server says why"
-            )
+        check_finished(output)
         if self._request.max_tokens != 0:
             return
         for completion in output.outputs:

@@ -9,12 +9,13 @@ from starlette.responses import Response
 
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
-from pegboard.errors import MalformedRequest, PegboardError, RequestError
+from pegboard.errors import MalformedRequest, RequestError
 from pegboard.interfaces.api import EngineClient, Prompt
 from pegboard_api_openai.answer import AnswerIds, last_outputs, merge, prompt_logprobs
 from pegboard_api_openai.fields import GenerationFields, TokenRequest, TokenSampling
 from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import TokenNames, chat_logprobs
+from pegboard_chat.outputs import check_finished
 from pegboard_chat.request_body import parse_body
 from pegboard_chat.sampling_fields import SAME, constraint, sampling_values
 from pegboard_server.json_api import in_pieces, served_model
@@ -84,10 +85,7 @@ def token_params(request: TokenRequest) -> SamplingParams:
 
 def whole(response_id: str, output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
     """Return the answer. Raises PegboardError if the engine failed to finish a completion."""
-    if any(completion.finish_reason == "error" for completion in output.outputs):
-        raise PegboardError(
-            f"request {output.request_id} failed in the engine; the log of the server says why"
-        )
+    check_finished(output)
     names = TokenNames(as_ids=True)
     num_top = params.logprobs
     choices = [

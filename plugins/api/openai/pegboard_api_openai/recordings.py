@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from pegboard.data.media import MediaSource
-from pegboard.errors import ConfigError, MalformedRequest, PegboardError
+from pegboard.errors import ConfigError, MalformedRequest
 from pegboard_chat.request_body import checked
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class RecordingFields(BaseModel):
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
 
 
+Form = TypeVar("Form", bound=RecordingFields)
+
+
 class TranscriptionRequest(RecordingFields):
     """POST /v1/audio/transcriptions."""
 
@@ -60,12 +63,7 @@ class TranslationRequest(RecordingFields):
     to_language: str | None = None
 
 
-class Upload(NamedTuple):
-    request: Any
-    content: bytes
-
-
-async def read_form(http: Request, model: type[RecordingFields]) -> Upload:
+async def read_form(http: Request, model: type[Form]) -> tuple[Form, bytes]:
     """Return the fields and the bytes of the file. Nothing is written to disk. Raises
     MalformedRequest, which names the field."""
     try:
@@ -104,7 +102,7 @@ async def read_form(http: Request, model: type[RecordingFields]) -> Upload:
             given[name] = _object(value, name) if name == "vllm_xargs" else value
     if content is None:
         raise MalformedRequest("file is required: the recording", parameter="file")
-    return Upload(checked(given, model), content)
+    return checked(given, model), content
 
 
 def _object(value: str, name: str) -> Any:
@@ -157,10 +155,3 @@ def _quiet_moment(samples: np.ndarray, stop: int, rate: int) -> int:
     windows = samples[first:stop].reshape(-1, size)
     quietest = int((windows * windows).mean(1).argmin())
     return first + quietest * size + size // 2
-
-
-def check_finished(reason: str | None, request_id: str) -> None:
-    if reason == "error":
-        raise PegboardError(
-            f"request {request_id} failed in the engine; the log of the server says why"
-        )

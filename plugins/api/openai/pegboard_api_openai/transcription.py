@@ -25,27 +25,17 @@ from pegboard_api_openai.recordings import (
     RecordingFields,
     TranscriptionRequest,
     TranslationRequest,
-    check_finished,
     read_clips,
     read_form,
 )
 from pegboard_api_openai.subtitles import Line, segments, srt, vtt
 from pegboard_chat.off_loop import off_loop
+from pegboard_chat.outputs import check_finished
+from pegboard_chat.sampling_fields import SAME, lower
 from pegboard_server.json_api import endpoint, error_body, error_event, json_response, served_model
 from pegboard_server.streaming import EventStream, chain, first_of, while_connected
 
 TIMED = ("srt", "verbose_json", "vtt")
-SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
-"""Fields whose name and meaning are SamplingParams'."""
 
 
 class TranscriptionApi:
@@ -96,8 +86,12 @@ class TranscriptionRoute:
             len(content), lambda: read_clips(content, transcriber.rate, transcriber.seconds)
         )
         language = language_of(request.language, transcriber)
-        if language is None and transcriber.detection() is not None:
-            language = await while_connected(http.receive, self._detect(transcriber, clips[0], ids))
+        if language is None and (detection := transcriber.detection()) is not None:
+            question, codes = detection
+            prompt = about(clips[0], question, transcriber)
+            language = await while_connected(
+                http.receive, self._detect(prompt, question, codes, ids)
+            )
         has_times = request.response_format in TIMED
         wish = Wish(
             translates=self.task == "translate",
@@ -121,7 +115,7 @@ class TranscriptionRoute:
             error.parameter = FIELDS.get(error.parameter or "", error.parameter)
             raise
         for output in whole:
-            check_finished(output.outputs[0].finish_reason, output.request_id)
+            check_finished(output)
         if has_times:
             lines = self._lines(whole, clips, transcriber)
             return self._timed(
@@ -169,16 +163,16 @@ class TranscriptionRoute:
     def check_form(self, request: RecordingFields, transcriber: Transcriber) -> None:
         """Raise RequestError for a form of the answer that cannot be."""
         if request.response_format in TIMED:
-            name = request.response_format
+            form = request.response_format
             if not transcriber.has_times:
                 raise RequestError(
-                    f"response_format {name} needs times, which this model does not say; use json "
+                    f"response_format {form} needs times, which this model does not say; use json "
                     "or text",
                     parameter="response_format",
                 )
             if request.stream:
                 raise RequestError(
-                    f"response_format {name} cannot be streamed; use json or text",
+                    f"response_format {form} cannot be streamed; use json or text",
                     parameter="response_format",
                 )
         if not request.stream:
@@ -186,11 +180,10 @@ class TranscriptionRoute:
                 if getattr(request, name):
                     raise RequestError(f"{name} needs stream", parameter=name)
 
-    async def _detect(self, transcriber: Transcriber, clip: Clip, ids: AnswerIds) -> str:
-        """Return the code of the language that is spoken."""
-        asked = transcriber.detection()
-        assert asked is not None
-        question, codes = asked
+    async def _detect(
+        self, prompt: Prompt, question: Question, codes: Mapping[int, str], ids: AnswerIds
+    ) -> str:
+        """Return the code of the language that is spoken. codes: by the tokens that say it."""
         params = SamplingParams(
             max_tokens=1,
             temperature=0,
@@ -200,19 +193,17 @@ class TranscriptionRoute:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         options = ids.options(0, -1)
-        outputs = merge(
-            [self._client.generate(about(clip, question, transcriber), params, options)]
-        )
+        outputs = merge([self._client.generate(prompt, params, options)])
         (output,) = await last_outputs(outputs, 1)
-        check_finished(output.outputs[0].finish_reason, output.request_id)
+        check_finished(output)
         return codes[output.outputs[0].token_ids[0]]
 
     def _params(self, request: RecordingFields, question: Question) -> SamplingParams:
-        given = {name: getattr(request, name) for name in SAME}
-        values = {name: value for name, value in given.items() if value is not None}
         defaults = self._client.default_params()
+        given = request.model_dump(include={*SAME}, exclude_none=True)
+        max_tokens = lower(request.max_completion_tokens, defaults.get("max_tokens"))
         return SamplingParams(
-            **{**defaults, "max_tokens": request.max_completion_tokens, **values},
+            **{**defaults, **given, "max_tokens": max_tokens},
             extra_args={**(request.vllm_xargs or {}), **question.extra_args} or None,
             logprobs=0 if request.response_format == "verbose_json" else None,
             output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
@@ -256,7 +247,7 @@ class TranscriptionRoute:
         usage = Usage(with_details=False)
         async for index, output in outputs:
             completion = output.outputs[0]
-            check_finished(completion.finish_reason, output.request_id)
+            check_finished(output)
             usage.add(index, output)
             choice = {
                 "index": 0,
