@@ -36,7 +36,7 @@ CEILINGS = {
     "interfaces": 1330,
     "layers": 1140,
     "ops": 395,
-    "plan": 745,
+    "plan": 750,
     "plugins": 1170,
     "worker": 2455,
 }

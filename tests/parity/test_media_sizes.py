@@ -4,10 +4,12 @@ lives."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_media_fallback
 import test_mistral3_parity
 import test_qwen_vl_parity
 import test_tiles_parity
@@ -66,6 +68,11 @@ FAMILIES: dict[str, tuple[str, Callable[[Path], object]]] = {
         "<|image_pad|>",
         lambda folder: test_qwen_vl_parity.write(folder, "qwen2_5_vl", "as written"),
     ),
+    **{
+        f"{name}, by transformers": (family.mark, partial(test_media_fallback.write, family))
+        for name, family in test_media_fallback.FAMILIES.items()
+        if not family.options
+    },
 }
 
 

@@ -56,14 +56,22 @@ VISION = {
 }
 
 
-def make_tokenizer(special: Sequence[str], mark: str, film: str = "") -> Any:
+def make_tokenizer(
+    special: Sequence[str], mark: str, film: str = "", roles: Mapping[str, str] | None = None
+) -> Any:
     """Return a tokenizer of words w0 … w99, and of special tokens from number 100 on. mark, film:
-    what the chat template writes for an image and for a video."""
+    what the chat template writes for an image and for a video. roles: attribute of the tokenizer →
+    a special token."""
     vocabulary = {f"w{number}": number for number in range(NUM_TEXT_TOKENS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", pad_token="w0")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="w0",
+        pad_token="w0",
+        extra_special_tokens=dict(roles or {}),
+    )
     fast.chat_template = TEMPLATE.replace("MARK", mark).replace("FILM", film)
     return fast
 

@@ -16,6 +16,8 @@ from pegboard.plugins.registry import Registry
 log = get_logger(__name__)
 
 MODALITIES = ("image", "audio", "video")
+PARTS = frozenset({"audio_config", "vision_config"})
+"""What the configs of models have that take more than text."""
 DEFAULT_COUNT = 999
 """How many items of a modality a prompt may have if limit_mm_per_prompt does not say (as vLLM)."""
 
@@ -91,6 +93,12 @@ def choose_processor(
     flags: of the model's spec. Raises ConfigError for wrong limits."""
     for modality in MODALITIES:
         most_items(settings.engine.limit_mm_per_prompt, modality)
+    if "multimodal" not in flags and (parts := sorted(PARTS & {*checkpoint.config})):
+        log.warning(
+            "only text is served: the plugin of %s does not read the checkpoint's %s",
+            checkpoint.architectures[0],
+            parts[0],
+        )
     if "multimodal" not in flags or settings.engine.skip_tokenizer_init:
         return None
     kind = "multimodal_processor"

@@ -10,7 +10,7 @@ step      embed â†’ the base model's forward over inputs_embeds [1, T, hidden] â
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -107,22 +107,12 @@ class TransformersModel(nn.Module):
 def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     """Return the causal language model on the meta device. Of a multimodal config, only the text
     part is used."""
-    model_type = str(config.get("model_type"))
-    if model_type not in CONFIG_MAPPING:
-        raise ModelError(
-            f"transformers does not know model_type {model_type!r}, and no plugin for it is "
-            "installed"
-        )
+    whole = parsed_config(config)
+    model_type = whole.model_type
     refuse_pooling(config.get("architectures") or (), model_type)
-    try:
-        parsed = AutoConfig.for_model(
-            model_type, **{name: value for name, value in config.items() if name != "model_type"}
-        )
-    except Exception as error:  # every check of a config class raises something else
-        raise ModelError(
-            f"transformers refuses the config of this {model_type} model: {error}"
-        ) from error
-    parsed = parsed.get_text_config(decoder=True)
+    parsed = whole.get_text_config(decoder=True)
+    if getattr(whole, "tie_word_embeddings", False):
+        parsed.tie_word_embeddings = True
     name = type(parsed).__name__
     if parsed.is_encoder_decoder:
         raise ModelError(
@@ -140,14 +130,36 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
         )
     refuse_config(parsed, model_class.__name__)
     parsed.use_cache = False
+    return built_on_meta(model_class, parsed, dtype, attn_implementation=PROBE)
+
+
+def parsed_config(config: Mapping[str, Any]) -> Any:
+    """Return transformers' config. Raises ModelError if it knows no such model or refuses it."""
+    model_type = str(config.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        raise ModelError(
+            f"transformers does not know model_type {model_type!r}, and no plugin for it is "
+            "installed"
+        )
+    try:
+        return AutoConfig.for_model(
+            model_type, **{name: value for name, value in config.items() if name != "model_type"}
+        )
+    except Exception as error:  # every check of a config class raises something else
+        raise ModelError(
+            f"transformers refuses the config of this {model_type} model: {error}"
+        ) from error
+
+
+def built_on_meta(kind: Any, parsed: Any, dtype: torch.dtype, **how: Any) -> Any:
+    """Return a model of this class on the meta device. Raises ModelError."""
     try:
         with torch.device("meta"):
-            model = model_class._from_config(parsed, dtype=dtype, attn_implementation=PROBE)
+            model = kind._from_config(parsed, dtype=dtype, **how)
     except Exception as error:
         # modeling code can raise anything for a config that fits together badly
         raise ModelError(
-            f"{model_class.__name__} cannot be built from its config: {type(error).__name__}: "
-            f"{error}"
+            f"{kind.__name__} cannot be built from its config: {type(error).__name__}: {error}"
         ) from error
     return model.eval()
 
@@ -283,7 +295,7 @@ def make_buffers(model: Any, device: str) -> None:
     """Fill non-persistent buffers (rotary frequencies, embedding scales) with transformers'
     initialization, because checkpoints do not contain them."""
     with torch.no_grad():
-        for module in model.modules():
+        for owner, module in with_owners(model):
             names = [
                 name
                 for name in module._non_persistent_buffers_set
@@ -293,9 +305,21 @@ def make_buffers(model: Any, device: str) -> None:
                 continue
             for name in names:
                 module._buffers[name] = torch.zeros_like(module._buffers[name], device="cpu")
-            model._init_weights(module)
+            owner._init_weights(module)
             for name in names:
                 module._buffers[name] = module._buffers[name].to(device)
+
+
+def with_owners(model: Any) -> Iterator[tuple[Any, nn.Module]]:
+    """Yield each module with the innermost model that it is a part of, which can initialize it."""
+    pairs = [(model, model)]
+    while pairs:
+        owner, module = pairs.pop()
+        yield owner, module
+        pairs += [
+            (child if isinstance(child, PreTrainedModel) else owner, child)
+            for child in module.children()
+        ]
 
 
 class FinalHidden(BaseModelOutputWithPast):

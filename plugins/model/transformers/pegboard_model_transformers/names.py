@@ -25,8 +25,8 @@ from transformers.core_model_loading import (
 
 from pegboard.errors import ModelError
 
-NESTED = "language_model."
-"""Prefix of the names of the text model's tensors in a multimodal checkpoint."""
+NESTED = ("language_model.", "text_model.")
+"""Prefixes of the names of the text model's tensors in a multimodal checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,8 @@ class Names:
         # a quantized module may have other tensors instead of its weight
         weights = {f"{module}.weight" for module in modules}
         for name in sorted({*available, *weights}, key=dot_natural_key):
-            for spelling in dict.fromkeys((name, name.replace(NESTED, "", 1))):
+            spellings = (name, *(name.replace(prefix, "", 1) for prefix in NESTED))
+            for spelling in dict.fromkeys(spellings):
                 target, pattern = rename_source_key(
                     spelling, renamings, converters, prefix, self.targets
                 )
