@@ -22,7 +22,15 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{directory} has no config.json; expected a model in Hugging Face layout")
     config: dict[str, Any] = decoded(read_object(path))
-    return config
+    return with_text(config)
+
+
+def with_text(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the text_config of the part that reads and writes, if it is a whole of
+    several models (Qwen-Omni)."""
+    thinker = config.get("thinker_config")
+    text = thinker.get("text_config") if isinstance(thinker, Mapping) else None
+    return {"text_config": text, **config} if isinstance(text, Mapping) else config
 
 
 def decoded(value: Any) -> Any:
