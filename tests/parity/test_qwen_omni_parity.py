@@ -1,0 +1,397 @@
+"""Qwen-Omni: the rows, positions and logits of transformers, with images, audio and videos in one
+prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pegboard_model_qwen_omni.qwen_omni import Qwen25Omni
+from pegboard_model_qwen_omni.sizes import (
+    AUDIO_TOKEN,
+    RATE,
+    THETA,
+    VISION_TOKENS,
+    WINDOW,
+)
+from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
+from safetensors.torch import load_file, save_file
+from test_qwen_vl_parity import patched, sections
+from tiny_media import (
+    MEDIA_TEXT,
+    MediaReference,
+    Prompt,
+    built_model,
+    check_media,
+    language_model,
+    make_tokenizer,
+    open_media_llm,
+    random_model,
+)
+from tiny_models import divide
+from transformers import AutoConfig
+from transformers.models.qwen2_5_omni import processing_qwen2_5_omni as processing_2_5
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from pegboard.errors import ModelError, RequestError
+from pegboard_media.video import check_video
+from pegboard_models.whisper_sizes import LARGE
+from pegboard_models.window_sizes import LATER, LATER_WHOLE
+from pegboard_testing.contract_multimodal_processor import random_image
+from pegboard_testing.fake_build import fake_build
+from pegboard_testing.video_peers import random_video
+
+RATE_OF_AUDIO = 16_000
+SECONDS = 2
+"""The longest audio of the tiny models."""
+BINS = 10
+HIDDEN = MEDIA_TEXT["hidden_size"]
+LIMITS = {"min_pixels": 64, "max_pixels": 1024}
+MARKS = {
+    "qwen2_5_omni": {
+        "image": "<|vision_bos|> <|IMAGE|> <|vision_eos|>",
+        "video": "<|vision_bos|> <|VIDEO|> <|vision_eos|>",
+        "audio": "<|audio_bos|> <|AUDIO|> <|audio_eos|>",
+    },
+}
+START, IMAGE, END, VIDEO, AUDIO_START, AUDIO, AUDIO_END = range(100, 107)
+"""The ids of the tokens of the marks, in this order."""
+VISION: dict[str, dict[str, Any]] = {
+    "qwen2_5_omni": {
+        "hidden_size": 24,
+        "num_heads": 3,
+        "depth": 3,
+        "intermediate_size": 40,
+        "patch_size": 4,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+        "out_hidden_size": HIDDEN,
+    },
+}
+LISTENER: dict[str, dict[str, Any]] = {
+    "qwen2_5_omni": {
+        "d_model": 24,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "encoder_ffn_dim": 48,
+        "num_mel_bins": BINS,
+        "max_source_positions": 20,
+        "n_window": 15,
+        "output_dim": HIDDEN,
+    },
+}
+KEYS = {"qwen2_5_omni": "index", "qwen3_omni_moe": "id"}
+"""How the names of tokens end."""
+MODELS = {"qwen2_5_omni": Qwen25Omni}
+CLASSES = {
+    "qwen2_5_omni": (
+        transformers.Qwen2_5OmniForConditionalGeneration,
+        transformers.Qwen2_5OmniThinkerForConditionalGeneration,
+    ),
+}
+
+
+def special_tokens(kind: str) -> list[str]:
+    """Return the special tokens of a kind, in the order of their ids."""
+    marks = MARKS[kind]
+    vision = marks["image"].split()
+    return [*vision, marks["video"].split()[1], *marks["audio"].split()]
+
+
+def tone(num_samples: int, seed: int = 0) -> np.ndarray:
+    """Return noise, float32 [samples]."""
+    random = np.random.default_rng(seed)
+    return (random.normal(size=num_samples) * 0.1).astype(np.float32)
+
+
+def prompt(kind: str, *parts: Any) -> Prompt:
+    """Return a prompt. parts: numbers of words, samples, images, or pairs of frames and their
+    rate."""
+    texts = []
+    media: dict[str, list[Any]] = {}
+    for part in parts:
+        if isinstance(part, int):
+            texts.append(f"w{part}")
+            continue
+        is_audio = isinstance(part, np.ndarray)
+        modality = "audio" if is_audio else "video" if isinstance(part, tuple) else "image"
+        texts.append(MARKS[kind][modality])
+        media.setdefault(modality, []).append((part, RATE_OF_AUDIO) if is_audio else part)
+    data = {"multi_modal_data": media, "mm_processor_kwargs": LIMITS} if media else {}
+    return {"prompt": " ".join(texts), **data}
+
+
+def some_prompts(kind: str) -> list[Prompt]:
+    """Return prompts with items of all modalities, in several orders."""
+    image = random_image(40, 20, seed=1)
+    long = random_video(7, 20, 16, fps=2.0, seed=2)
+    short = random_video(2, 13, 30, fps=10.0, seed=3)
+    sound = tone(9_000, 1)
+    noise = tone(3_500, 2)
+    return [
+        prompt(kind, 5, sound, 6, 7),
+        prompt(kind, *range(8, 30)),
+        prompt(kind, long, 9, noise, 10, image),
+        prompt(kind, image, 11, short, sound, 12, long, 13),
+        prompt(kind, noise, sound),
+    ]
+
+
+def thinker_config(kind: str) -> dict[str, Any]:
+    text = {
+        "model_type": f"{kind}_text",
+        **MEDIA_TEXT,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": sections(),
+        },
+    }
+    tokens = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
+    return {
+        "text_config": text,
+        "vision_config": VISION[kind],
+        "audio_config": LISTENER[kind],
+        **{
+            f"{modality}_token_{'index' if kind == 'qwen2_5_omni' else 'id'}": token
+            for modality, token in tokens.items()
+        },
+        "vision_start_token_id": START,
+        "audio_start_token_id": AUDIO_START,
+        "position_id_per_seconds": 5,
+    }
+
+
+class Direct:
+    """A class of transformers that is built of a config, like an Auto class."""
+
+    def __init__(self, kind: Any) -> None:
+        self.from_config = kind._from_config
+
+
+def write(folder: Path, kind: str, *, is_whole: bool = True, **more: Any) -> MediaReference:
+    """Write a model. is_whole: with the thinker inside, as in published checkpoints."""
+    values = {**thinker_config(kind), **more}
+    whole, thinker = CLASSES[kind]
+    if is_whole:
+        model = random_model(Direct(whole), kind, thinker_config=values, enable_audio_output=False)
+    else:
+        model = random_model(Direct(thinker), f"{kind}_thinker", **values)
+    model.save_pretrained(folder)
+    images = Qwen2VLImageProcessorPil(patch_size=4, **LIMITS)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=BINS, chunk_length=SECONDS)
+    write_processors(folder, images, extractor)
+    tokenizer = make_tokenizer(special_tokens(kind), "")
+    tokenizer.save_pretrained(folder)
+    inputs = inputs_of(images, extractor, tokenizer)
+    return MediaReference(folder, model.thinker if is_whole else model, inputs)
+
+
+def write_processors(folder: Path, images: Any, extractor: Any) -> None:
+    """Write both to one file, as in published checkpoints."""
+    values = {**extractor.to_dict(), **images.to_dict()}
+    (folder / "preprocessor_config.json").write_text(json.dumps(values))
+
+
+def inputs_of(images: Any, extractor: Any, tokenizer: Any) -> Any:
+    """Return what makes the arguments of transformers' model."""
+
+    def inputs(one: Prompt) -> Mapping[str, Any]:
+        media = one.get("multi_modal_data", {})
+        pictures = media.get("image", [])
+        arrays = dict(images(pictures, return_tensors="pt")) if pictures else {}
+        counts: dict[int, list[int]] = {
+            IMAGE: [int(grid.prod()) // 4 for grid in arrays.get("image_grid_thw", [])]
+        }
+        videos = [check_video(video) for video in media.get("video", [])]
+        if films := [patched(images, video.frames) for video in videos]:
+            arrays["pixel_values_videos"] = torch.cat([patches for patches, _ in films])
+            arrays["video_grid_thw"] = torch.tensor([grid for _, grid in films])
+            arrays["video_second_per_grid"] = torch.tensor([2 / video.fps for video in videos])
+            counts[VIDEO] = [int(grid.prod()) // 4 for grid in arrays["video_grid_thw"]]
+        if sounds := [samples for samples, _ in media.get("audio", [])]:
+            arrays |= features_of(extractor, sounds)
+            counts[AUDIO] = [rows_of(int(mask.sum())) for mask in arrays["feature_attention_mask"]]
+        remaining = {token: iter(numbers) for token, numbers in counts.items()}
+        ids: list[int] = []
+        for token in tokenizer.encode(one["prompt"]):
+            ids += [token] * (next(remaining[token]) if token in remaining else 1)
+        return {"input_ids": torch.tensor([ids]), **arrays}
+
+    return inputs
+
+
+def features_of(extractor: Any, sounds: list[np.ndarray]) -> dict[str, torch.Tensor]:
+    values = extractor(
+        sounds,
+        sampling_rate=RATE_OF_AUDIO,
+        padding="max_length",
+        return_attention_mask=True,
+        return_tensors="pt",
+    )
+    return {
+        "input_features": values["input_features"],
+        "feature_attention_mask": values["attention_mask"],
+    }
+
+
+def rows_of(num_frames: int) -> int:
+    return int(processing_2_5._get_feat_extract_output_lengths(num_frames))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def kind(request: Any) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def reference(kind: str, tmp_path_factory: pytest.TempPathFactory) -> MediaReference:
+    return write(tmp_path_factory.mktemp(kind), kind)
+
+
+@pytest.mark.parametrize("modality", ["image", "video"])
+def test_rows(kind: str, reference: MediaReference, modality: str) -> None:
+    ours, _ = built_model(MODELS[kind], reference.directory)
+    grids = torch.tensor([[1, 6, 4], [1, 2, 2], [1, 10, 14], [1, 8, 8], [1, 2, 12]])
+    if modality == "video":
+        grids[:, 0] = torch.tensor([3, 1, 2, 5, 2])
+    pixels = [torch.randn(int(grid.prod()), 3 * 2 * 16) for grid in grids]
+    features = getattr(reference.model, f"get_{modality}_features")
+    with torch.no_grad():
+        expected = features(torch.cat(pixels), grids)
+    name = "pixel_values" if modality == "image" else "pixel_values_videos"
+    items = [
+        {name: each, f"{modality}_grid_thw": grid} for each, grid in zip(pixels, grids, strict=True)
+    ]
+    for found, rows in zip(ours.encode(modality, items), expected.pooler_output, strict=True):
+        torch.testing.assert_close(found, rows, atol=1e-5, rtol=1e-5)
+
+
+@given(lengths=st.lists(st.integers(3, 90), min_size=1, max_size=3))
+@settings(max_examples=25, deadline=None)
+@torch.no_grad()
+def test_rows_of_audio(kind: str, reference: MediaReference, lengths: list[int]) -> None:
+    ours, _ = built_model(MODELS[kind], reference.directory)
+    mels = [torch.randn(BINS, length) for length in lengths]
+    rows = ours.encode("audio", [{"input_features": mel} for mel in mels])
+    tower = reference.model.model.audio_tower
+    for mel, found in zip(mels, rows, strict=True):
+        length = torch.tensor([mel.shape[1]])
+        given_lengths = {"feature_lens": length, "aftercnn_lens": (length + 1) // 2}
+        expected = tower(mel, **given_lengths).last_hidden_state
+        torch.testing.assert_close(found[:, :HIDDEN], expected, atol=1e-5, rtol=1e-5)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chunks inside an item": {},
+    "whole prompts": {"max_num_batched_tokens": 512, "block_size": 16},
+    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 100},
+}
+
+
+@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
+def test_logits(kind: str, reference: MediaReference, options: dict[str, Any]) -> None:
+    """Twice: the second time, the prefixes are in the cache."""
+    check_media(reference, some_prompts(kind), repeats=2, **options)
+
+
+def test_divided(kind: str, reference: MediaReference, monkeypatch: pytest.MonkeyPatch) -> None:
+    divide(monkeypatch, 2, 2)
+    check_media(reference, some_prompts(kind), num_tokens=3)
+
+
+def test_a_thinker_alone(kind: str, tmp_path: Path) -> None:
+    check_media(write(tmp_path, kind, is_whole=False), some_prompts(kind), num_tokens=3)
+
+
+def test_names_of_newer_files(kind: str, tmp_path: Path) -> None:
+    """All parts may be below "model"."""
+    reference = write(tmp_path, kind)
+    file = tmp_path / "model.safetensors"
+    tensors = {newer(name): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    check_media(reference, some_prompts(kind), num_tokens=3)
+
+
+def newer(name: str) -> str:
+    for part in ("visual", "audio_tower"):
+        name = name.replace(f"thinker.{part}.", f"thinker.model.{part}.")
+    is_outside = name.startswith(("thinker.model.visual.", "thinker.model.audio_tower."))
+    return name if is_outside else name.replace("thinker.model.", "thinker.model.language_model.")
+
+
+def test_tied_embeddings(kind: str, tmp_path: Path) -> None:
+    reference = write(tmp_path, kind, tie_word_embeddings=True)
+    check_media(reference, some_prompts(kind), num_tokens=3)
+
+
+def test_the_sound_of_a_video(kind: str, reference: MediaReference) -> None:
+    options = {"use_audio_in_video": True}
+    one = {**some_prompts(kind)[2], "mm_processor_kwargs": options}
+    refused = pytest.raises(RequestError, match="use_audio_in_video=True; the sound of a video")
+    with open_media_llm(reference.directory) as llm, refused:
+        llm.generate([one], use_tqdm=False)
+
+
+def test_only_the_first_stage_has_encoders(kind: str, reference: MediaReference) -> None:
+    _, used = built_model(MODELS[kind], reference.directory, layers=range(1, 2))
+    assert not any(part in name for name in used for part in ("audio_", "visual"))
+
+
+def test_values_that_a_config_lacks() -> None:
+    theirs = AutoConfig.for_model("qwen2_5_omni").thinker_config
+    assert LATER.items() <= theirs.vision_config.to_dict().items()
+    assert tuple(theirs.vision_config.fullatt_block_indexes) == LATER_WHOLE
+    assert {**LARGE, **WINDOW}.items() <= theirs.audio_config.to_dict().items()
+    assert (theirs.image_token_id, theirs.video_token_id) == VISION_TOKENS
+    assert theirs.audio_token_id == AUDIO_TOKEN
+    assert theirs.position_id_per_seconds == RATE
+    assert theirs.text_config.default_theta == THETA
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"audio_config": {"n_window": 0}}, "n_window=0; expected a whole number from 1 on"),
+    ({"audio_config": {"output_dim": 7}}, "rows of audio have 7 numbers; those of its language"),
+    ({"audio_config": {"d_model": 27}}, "d_model=27; expected an even number"),
+    ({"audio_config": {"encoder_layers": 0}}, "encoder_layers=0; expected a whole number"),
+    ({"vision_config": {"out_hidden_size": 7}}, "rows of images have 7 numbers"),
+    ({"vision_config": {"depth": 0}}, "depth=0; expected a whole number from 1 on"),
+    ({"text_config": {"rope_parameters": {"rope_theta": 1e4}}}, "have no mrope_section; expected"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_configs_that_are_refused(
+    kind: str, reference: MediaReference, change: dict[str, Any], message: str
+) -> None:
+    check_refused(kind, reference, change, message)
+
+
+def test_a_window_without_positions(reference: MediaReference) -> None:
+    change = {"audio_config": {"n_window": 21}}
+    check_refused("qwen2_5_omni", reference, change, "n_window=21; expected at most max_source_po")
+
+
+def check_refused(
+    kind: str, reference: MediaReference, change: dict[str, Any], message: str
+) -> None:
+    config = with_defaults(read_config(reference.directory))
+    thinker = {**config["thinker_config"]}
+    for name, values in change.items():
+        thinker[name] = {**thinker[name], **values}
+    config = {**config, "thinker_config": thinker, "text_config": thinker["text_config"]}
+    with pytest.raises(ModelError, match=message):
+        MODELS[kind](config, fake_build(models=language_model))
+
+
+def test_a_config_of_another_form(kind: str) -> None:
+    with pytest.raises(ModelError, match="thinker_config=3; expected an object"):
+        MODELS[kind]({"thinker_config": 3}, fake_build(models=language_model))
