@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pegboard_model_qwen_omni.qwen_omni import Qwen25Omni
+from pegboard_model_qwen_omni.qwen_omni import Qwen3Omni, Qwen25Omni
 from pegboard_model_qwen_omni.sizes import (
     AUDIO_TOKEN,
+    CHUNK,
     RATE,
     THETA,
     VISION_TOKENS,
@@ -37,12 +39,15 @@ from tiny_media import (
     random_model,
 )
 from tiny_models import divide
+from torch.nn import functional
 from transformers import AutoConfig
 from transformers.models.qwen2_5_omni import processing_qwen2_5_omni as processing_2_5
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_omni_moe import processing_qwen3_omni_moe as processing_3
 
 from pegboard.errors import ModelError, RequestError
 from pegboard_media.video import check_video
+from pegboard_models.deep_sizes import DEEP, DEEP_TAPS
 from pegboard_models.whisper_sizes import LARGE
 from pegboard_models.window_sizes import LATER, LATER_WHOLE
 from pegboard_testing.contract_multimodal_processor import random_image
@@ -61,6 +66,11 @@ MARKS = {
         "video": "<|vision_bos|> <|VIDEO|> <|vision_eos|>",
         "audio": "<|audio_bos|> <|AUDIO|> <|audio_eos|>",
     },
+    "qwen3_omni_moe": {
+        "image": "<|vision_start|> <|image_pad|> <|vision_end|>",
+        "video": "<|vision_start|> <|video_pad|> <|vision_end|>",
+        "audio": "<|audio_start|> <|audio_pad|> <|audio_end|>",
+    },
 }
 START, IMAGE, END, VIDEO, AUDIO_START, AUDIO, AUDIO_END = range(100, 107)
 """The ids of the tokens of the marks, in this order."""
@@ -75,6 +85,16 @@ VISION: dict[str, dict[str, Any]] = {
         "fullatt_block_indexes": [1],
         "out_hidden_size": HIDDEN,
     },
+    "qwen3_omni_moe": {
+        "hidden_size": 24,
+        "num_heads": 3,
+        "depth": 3,
+        "intermediate_size": 40,
+        "patch_size": 4,
+        "num_position_embeddings": 25,
+        "deepstack_visual_indexes": [2, 0],
+        "out_hidden_size": HIDDEN,
+    },
 }
 LISTENER: dict[str, dict[str, Any]] = {
     "qwen2_5_omni": {
@@ -87,14 +107,41 @@ LISTENER: dict[str, dict[str, Any]] = {
         "n_window": 15,
         "output_dim": HIDDEN,
     },
+    "qwen3_omni_moe": {
+        "d_model": 24,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "encoder_ffn_dim": 48,
+        "num_mel_bins": BINS,
+        "max_source_positions": 20,
+        "n_window": 50,
+        "n_window_infer": 250,
+        "downsample_hidden_size": 6,
+        "output_dim": HIDDEN,
+    },
 }
 KEYS = {"qwen2_5_omni": "index", "qwen3_omni_moe": "id"}
 """How the names of tokens end."""
-MODELS = {"qwen2_5_omni": Qwen25Omni}
+MODELS = {"qwen2_5_omni": Qwen25Omni, "qwen3_omni_moe": Qwen3Omni}
+MORE_TEXT: dict[str, dict[str, Any]] = {
+    "qwen2_5_omni": {},
+    "qwen3_omni_moe": {
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_only_layers": [1],
+        "head_dim": HIDDEN // MEDIA_TEXT["num_attention_heads"],
+    },
+}
 CLASSES = {
     "qwen2_5_omni": (
         transformers.Qwen2_5OmniForConditionalGeneration,
         transformers.Qwen2_5OmniThinkerForConditionalGeneration,
+    ),
+    "qwen3_omni_moe": (
+        transformers.Qwen3OmniMoeForConditionalGeneration,
+        transformers.Qwen3OmniMoeThinkerForConditionalGeneration,
     ),
 }
 
@@ -154,6 +201,7 @@ def thinker_config(kind: str) -> dict[str, Any]:
             "rope_theta": 10000.0,
             "mrope_section": sections(),
         },
+        **MORE_TEXT[kind],
     }
     tokens = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
     return {
@@ -191,8 +239,25 @@ def write(folder: Path, kind: str, *, is_whole: bool = True, **more: Any) -> Med
     write_processors(folder, images, extractor)
     tokenizer = make_tokenizer(special_tokens(kind), "")
     tokenizer.save_pretrained(folder)
-    inputs = inputs_of(images, extractor, tokenizer)
-    return MediaReference(folder, model.thinker if is_whole else model, inputs)
+    thinker = model.thinker if is_whole else model
+    encode_alone(thinker)
+    return MediaReference(folder, thinker, inputs_of(kind, images, extractor, tokenizer))
+
+
+def encode_alone(thinker: Any) -> None:
+    """Let transformers' model encode one recording at a time: with several, the end of a recording
+    is padded to the longest of all, and its rows depend on the others."""
+    inner = thinker.model
+    encode = inner.get_audio_features
+
+    def each_alone(mels: torch.Tensor, masks: torch.Tensor, *given: Any, **more: Any) -> Any:
+        parts = [
+            encode(mel[None], mask[None], **more).last_hidden_state
+            for mel, mask in zip(mels, masks, strict=True)
+        ]
+        return SimpleNamespace(last_hidden_state=torch.cat(parts))
+
+    inner.get_audio_features = each_alone
 
 
 def write_processors(folder: Path, images: Any, extractor: Any) -> None:
@@ -201,7 +266,7 @@ def write_processors(folder: Path, images: Any, extractor: Any) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(values))
 
 
-def inputs_of(images: Any, extractor: Any, tokenizer: Any) -> Any:
+def inputs_of(kind: str, images: Any, extractor: Any, tokenizer: Any) -> Any:
     """Return what makes the arguments of transformers' model."""
 
     def inputs(one: Prompt) -> Mapping[str, Any]:
@@ -218,8 +283,9 @@ def inputs_of(images: Any, extractor: Any, tokenizer: Any) -> Any:
             arrays["video_second_per_grid"] = torch.tensor([2 / video.fps for video in videos])
             counts[VIDEO] = [int(grid.prod()) // 4 for grid in arrays["video_grid_thw"]]
         if sounds := [samples for samples, _ in media.get("audio", [])]:
-            arrays |= features_of(extractor, sounds)
-            counts[AUDIO] = [rows_of(int(mask.sum())) for mask in arrays["feature_attention_mask"]]
+            arrays |= features_of(kind, extractor, sounds)
+            masks = arrays["feature_attention_mask"]
+            counts[AUDIO] = [rows_of(kind, int(mask.sum())) for mask in masks]
         remaining = {token: iter(numbers) for token, numbers in counts.items()}
         ids: list[int] = []
         for token in tokenizer.encode(one["prompt"]):
@@ -229,22 +295,31 @@ def inputs_of(images: Any, extractor: Any, tokenizer: Any) -> Any:
     return inputs
 
 
-def features_of(extractor: Any, sounds: list[np.ndarray]) -> dict[str, torch.Tensor]:
-    values = extractor(
-        sounds,
-        sampling_rate=RATE_OF_AUDIO,
-        padding="max_length",
-        return_attention_mask=True,
-        return_tensors="pt",
-    )
-    return {
-        "input_features": values["input_features"],
-        "feature_attention_mask": values["attention_mask"],
-    }
+PADDING: dict[str, dict[str, Any]] = {
+    "qwen2_5_omni": {"padding": "max_length"},
+    "qwen3_omni_moe": {"padding": True, "truncation": False},
+}
 
 
-def rows_of(num_frames: int) -> int:
-    return int(processing_2_5._get_feat_extract_output_lengths(num_frames))
+def features_of(kind: str, extractor: Any, sounds: list[np.ndarray]) -> dict[str, torch.Tensor]:
+    """Return the features of each recording, as if it were alone, below each other."""
+    options = {"sampling_rate": RATE_OF_AUDIO, "return_attention_mask": True, **PADDING[kind]}
+    each = [extractor([samples], return_tensors="pt", **options) for samples in sounds]
+    longest = max(one["input_features"].shape[2] for one in each)
+    mels = [one["input_features"][0] for one in each]
+    masks = [one["attention_mask"][0] for one in each]
+
+    def padded(tensors: list[torch.Tensor]) -> torch.Tensor:
+        missing = [longest - tensor.shape[-1] for tensor in tensors]
+        pairs = zip(tensors, missing, strict=True)
+        return torch.stack([functional.pad(tensor, (0, count)) for tensor, count in pairs])
+
+    return {"input_features": padded(mels), "feature_attention_mask": padded(masks)}
+
+
+def rows_of(kind: str, num_frames: int) -> int:
+    module = processing_2_5 if kind == "qwen2_5_omni" else processing_3
+    return int(module._get_feat_extract_output_lengths(num_frames))
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -271,11 +346,12 @@ def test_rows(kind: str, reference: MediaReference, modality: str) -> None:
     items = [
         {name: each, f"{modality}_grid_thw": grid} for each, grid in zip(pixels, grids, strict=True)
     ]
-    for found, rows in zip(ours.encode(modality, items), expected.pooler_output, strict=True):
-        torch.testing.assert_close(found, rows, atol=1e-5, rtol=1e-5)
+    levels = [expected.pooler_output, *getattr(expected, "deepstack_features", [])]
+    for found, *rows in zip(ours.encode(modality, items), *levels, strict=True):
+        torch.testing.assert_close(found, torch.cat(rows, 1), atol=1e-5, rtol=1e-5)
 
 
-@given(lengths=st.lists(st.integers(3, 90), min_size=1, max_size=3))
+@given(lengths=st.lists(st.integers(3, 90) | st.integers(90, 700), min_size=1, max_size=3))
 @settings(max_examples=25, deadline=None)
 @torch.no_grad()
 def test_rows_of_audio(kind: str, reference: MediaReference, lengths: list[int]) -> None:
@@ -285,9 +361,9 @@ def test_rows_of_audio(kind: str, reference: MediaReference, lengths: list[int])
     tower = reference.model.model.audio_tower
     for mel, found in zip(mels, rows, strict=True):
         length = torch.tensor([mel.shape[1]])
-        given_lengths = {"feature_lens": length, "aftercnn_lens": (length + 1) // 2}
-        expected = tower(mel, **given_lengths).last_hidden_state
+        expected = tower(mel, feature_lens=length).last_hidden_state
         torch.testing.assert_close(found[:, :HIDDEN], expected, atol=1e-5, rtol=1e-5)
+        assert not found[:, HIDDEN:].any()
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -357,6 +433,18 @@ def test_values_that_a_config_lacks() -> None:
     assert theirs.text_config.default_theta == THETA
 
 
+def test_values_that_a_later_config_lacks() -> None:
+    theirs = AutoConfig.for_model("qwen3_omni_moe").thinker_config
+    vision = theirs.vision_config.to_dict()
+    assert DEEP.items() <= vision.items()
+    assert tuple(vision["deepstack_visual_indexes"]) == DEEP_TAPS
+    assert {**LARGE, **CHUNK}.items() <= theirs.audio_config.to_dict().items()
+    assert (theirs.image_token_id, theirs.video_token_id) == VISION_TOKENS
+    assert (theirs.audio_token_id, theirs.position_id_per_seconds) == (AUDIO_TOKEN, RATE)
+    assert theirs.text_config.default_theta == THETA
+    assert theirs.text_config.norm_topk_prob
+
+
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"audio_config": {"n_window": 0}}, "n_window=0; expected a whole number from 1 on"),
     ({"audio_config": {"output_dim": 7}}, "rows of audio have 7 numbers; those of its language"),
@@ -364,7 +452,6 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"audio_config": {"encoder_layers": 0}}, "encoder_layers=0; expected a whole number"),
     ({"vision_config": {"out_hidden_size": 7}}, "rows of images have 7 numbers"),
     ({"vision_config": {"depth": 0}}, "depth=0; expected a whole number from 1 on"),
-    ({"text_config": {"rope_parameters": {"rope_theta": 1e4}}}, "have no mrope_section; expected"),
 ]
 
 
@@ -375,9 +462,32 @@ def test_configs_that_are_refused(
     check_refused(kind, reference, change, message)
 
 
-def test_a_window_without_positions(reference: MediaReference) -> None:
+def test_windows_that_are_refused(tmp_path: Path) -> None:
+    reference = write(tmp_path, "qwen2_5_omni")
+    change: dict[str, Any] = {"text_config": {"rope_parameters": {"rope_theta": 1e4}}}
+    check_refused("qwen2_5_omni", reference, change, "have no mrope_section; expected")
     change = {"audio_config": {"n_window": 21}}
     check_refused("qwen2_5_omni", reference, change, "n_window=21; expected at most max_source_po")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_window": 48}, "n_window=48; expected a number whose chunks have 13 rows: 49 to 52"),
+        ({"n_window_infer": 99}, "n_window_infer=99; expected at least 100, the frames of a chunk"),
+        ({"max_source_positions": 12}, "max_source_positions=12; expected at least 13"),
+        ({"downsample_hidden_size": 0}, "downsample_hidden_size=0; expected a whole number"),
+    ],
+)
+def test_chunks_that_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    reference = write(tmp_path, "qwen3_omni_moe")
+    check_refused("qwen3_omni_moe", reference, {"audio_config": change}, message)
+
+
+def test_weights_of_experts_as_they_are(tmp_path: Path) -> None:
+    text = {**thinker_config("qwen3_omni_moe")["text_config"], "norm_topk_prob": False}
+    reference = write(tmp_path, "qwen3_omni_moe", text_config=text)
+    check_media(reference, some_prompts("qwen3_omni_moe"), num_tokens=3)
 
 
 def check_refused(

@@ -1,5 +1,5 @@
 """What configs of towers whose layers are added to the language model say (Meng et al. 2024,
-"DeepStack"). This module does not import torch, because processors read it."""
+"DeepStack")."""
 
 from __future__ import annotations
 

@@ -93,16 +93,17 @@ def sinusoids(count: int, width: int, device: str) -> Tensor:
 
 
 class EncoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x)). Keys have no bias."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)). key_bias: whether keys have a
+    bias, too."""
 
-    def __init__(self, build: Build, sizes: WhisperSizes) -> None:
+    def __init__(self, build: Build, sizes: WhisperSizes, *, key_bias: bool = False) -> None:
         super().__init__()
         width = sizes.hidden_size
         attention = build.at("self_attn")
         self.num_heads = sizes.num_heads
         self.attention_norm = LayerNorm(build.at("self_attn_layer_norm"), width, EPS)
         self.query = Linear(attention.at("q_proj"), width, width, bias=True)
-        self.key = Linear(attention.at("k_proj"), width, width)
+        self.key = Linear(attention.at("k_proj"), width, width, bias=key_bias)
         self.value = Linear(attention.at("v_proj"), width, width, bias=True)
         self.out = Linear(attention.at("out_proj"), width, width, bias=True)
         self.last_norm = LayerNorm(build.at("final_layer_norm"), width, EPS)

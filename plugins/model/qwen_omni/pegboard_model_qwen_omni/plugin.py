@@ -3,13 +3,24 @@
 from pegboard.interfaces.model import ModelSpec
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSpec
 
-QWEN2_5_OMNI = ModelSpec(
-    api="1.0",
-    implementation="pegboard_model_qwen_omni.qwen_omni:Qwen25Omni",
-    flags=frozenset({"multimodal", "tensor_parallel"}),
-)
-QWEN2_5_OMNI_PROCESSOR = MultiModalProcessorSpec(
-    api="1.0",
-    implementation="pegboard_model_qwen_omni.processor:Qwen25OmniProcessor",
-    modalities=("image", "audio", "video"),
-)
+
+def _model(name: str) -> ModelSpec:
+    return ModelSpec(
+        api="1.0",
+        implementation=f"pegboard_model_qwen_omni.qwen_omni:{name}",
+        flags=frozenset({"multimodal", "tensor_parallel"}),
+    )
+
+
+def _processor(name: str) -> MultiModalProcessorSpec:
+    return MultiModalProcessorSpec(
+        api="1.0",
+        implementation=f"pegboard_model_qwen_omni.processor:{name}",
+        modalities=("image", "audio", "video"),
+    )
+
+
+QWEN2_5_OMNI = _model("Qwen25Omni")
+QWEN2_5_OMNI_PROCESSOR = _processor("Qwen25OmniProcessor")
+QWEN3_OMNI = _model("Qwen3Omni")
+QWEN3_OMNI_PROCESSOR = _processor("Qwen3OmniProcessor")

@@ -19,7 +19,9 @@ from pegboard_media.audio import resample
 from pegboard_model_qwen_omni.sizes import (
     AUDIO_TOKEN,
     VISION_TOKENS,
+    ChunkedSizes,
     encoder_sizes,
+    num_rows,
     part_of,
     rate_of,
     thinker_of,
@@ -91,6 +93,34 @@ class Qwen25OmniProcessor(PatchProcessor):
         processed = super().video(value, options)
         facts = {**processed.facts, "interval": self.frames / value.fps, "rate": self.rate}
         return replace(processed, facts=facts)
+
+
+class Qwen3OmniProcessor(Qwen25OmniProcessor):
+    """Audio may be of any length."""
+
+    video_defaults = video_defaults(((0.5,) * 3, (0.5,) * 3), 128 * 32 * 32, 768 * 32 * 32)
+    texts = (
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        "<|vision_start|><|video_pad|><|vision_end|>",
+    )
+    audio_text = "<|audio_start|><|audio_pad|><|audio_end|>"
+    patch = 16
+
+    def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
+        super().__init__(options, setup)
+        self.frames_of_chunk = ChunkedSizes.of(thinker_of(setup.checkpoint.config)).frames
+
+    def audio(self, value: tuple[np.ndarray, int]) -> Processed:
+        samples = resample(*value, self.mel.rate)
+        count = len(samples) // self.mel.hop
+        if count < 2:  # the first frame sees more samples than those of one
+            raise RequestError(
+                f"the audio has {count} frames of {self.mel.hop / self.mel.rate:g} seconds; the "
+                "model takes at least 2. Send a longer one"
+            )
+        chunks, rest = divmod(count, self.frames_of_chunk)
+        num_tokens = chunks * num_rows(self.frames_of_chunk) + num_rows(rest)
+        return Processed([self.audio_token] * num_tokens, {"input_features": self.mel(samples)})
 
 
 def without_sound(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """The thinkers of Qwen-Omni: language models with a tower for images and videos, an encoder for
 audio, and positions on three axes: time in seconds, height and width.
 
-Qwen2.5-Omni  windows in both (Xu et al. 2025)
+Qwen2.5-Omni  windows in both (Xu et al. 2025, "Qwen2.5-Omni")
+Qwen3-Omni    layers of the tower are added to the first layers of the language model, which has
+              experts, and audio is convolved in chunks (Xu et al. 2025, "Qwen3-Omni")
 """
 
 from __future__ import annotations
@@ -13,8 +15,16 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build, size_of
-from pegboard_model_qwen_omni.audio import WindowedEncoder
-from pegboard_model_qwen_omni.sizes import PARTS, WindowedSizes, thinker_of, with_whole_text
+from pegboard_model_qwen_omni.audio import ChunkedEncoder, WindowedEncoder
+from pegboard_model_qwen_omni.sizes import (
+    PARTS,
+    ChunkedSizes,
+    WindowedSizes,
+    thinker_of,
+    with_whole_text,
+)
+from pegboard_models.deep_model import DeepModel
+from pegboard_models.deep_sizes import DeepNames, with_deep_text
 from pegboard_models.language import build_within, root_of, text_config
 from pegboard_models.patch_model import PatchModel, check_width
 from pegboard_models.window_sizes import WindowSizes
@@ -39,6 +49,35 @@ class Qwen25Omni(PatchModel):
         if modality != "audio":
             return super().encode(modality, items)
         return [self.audio.forward(item["input_features"]) for item in items]
+
+
+class Qwen3Omni(DeepModel):
+    """Rows of audio add nothing to later layers."""
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        config = with_experts_text(thinker_of(config))
+        build = build_within(build, "thinker", PARTS)
+        super().__init__(config, build, DeepNames("merger_list", "ln_q", "mlp.0", "mlp.2"))
+        if build.has_first_layer:
+            sizes = ChunkedSizes.of(config)
+            check_outer(sizes.outer, config)
+            self.audio = ChunkedEncoder(root_of(build).at("audio_tower"), sizes)
+
+    def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """See `Qwen25Omni`. Rows are as wide as those of all levels together."""
+        if modality != "audio":
+            return super().encode(modality, items)
+        return [self.padded(self.audio.forward(item["input_features"])) for item in items]
+
+
+def with_experts_text(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Like `with_whole_text`, for Qwen3-Omni: the axes take turns, and no layer has a window."""
+    config = with_whole_text(config)
+    is_divided = config["text_config"].get("norm_topk_prob")
+    config = with_deep_text(config)
+    text = {**config["text_config"], "norm_topk_prob": is_divided is not False}
+    text["sliding_window"] = None
+    return {**config, "text_config": text}
 
 
 def windowed_tower(config: Mapping[str, Any], build: Build) -> WindowTower:

@@ -21,6 +21,17 @@ THETA = 1_000_000.0
 WINDOW = {"n_window": 100, "output_dim": 3584}
 """Of the audio encoder of Qwen2.5-Omni, if the config does not say."""
 
+CHUNK = {
+    "n_window": 50,
+    "n_window_infer": 800,
+    "downsample_hidden_size": 480,
+    "conv_chunksize": 500,
+    "output_dim": 3584,
+}
+"""Of the audio encoder of Qwen3-Omni, if the config does not say."""
+CHUNK_ROWS = 13
+"""Rows of a whole chunk. Transformers and vLLM count with this number."""
+
 
 @dataclass(frozen=True)
 class WindowedSizes:
@@ -41,6 +52,50 @@ class WindowedSizes:
         if half > encoder.max_positions:
             raise wrong("n_window", half, f"at most max_source_positions={encoder.max_positions}")
         return cls(encoder, 2 * half, values["output_dim"])
+
+
+@dataclass(frozen=True)
+class ChunkedSizes:
+    """frames: mel frames of a chunk. chunks: those of a window, in which rows see each other.
+    channels: of the convolutions. batch: the most chunks that are convolved at once. outer: of the
+    rows that the encoder makes."""
+
+    encoder: WhisperSizes
+    frames: int
+    chunks: int
+    channels: int
+    batch: int
+    outer: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> ChunkedSizes:
+        """Read the audio_config of a thinker. Raises ModelError for wrong values."""
+        given = part_of(config, "audio_config")
+        encoder = encoder_sizes(given)
+        values = {**CHUNK, **given}
+        check_audio_numbers(values, CHUNK)
+        half = values["n_window"]
+        frames = 2 * half
+        if num_rows(frames) != CHUNK_ROWS:
+            raise wrong("n_window", half, f"a number whose chunks have {CHUNK_ROWS} rows: 49 to 52")
+        if encoder.max_positions < CHUNK_ROWS:
+            raise wrong("max_source_positions", encoder.max_positions, f"at least {CHUNK_ROWS}")
+        window = values["n_window_infer"]
+        if window < frames:
+            raise wrong("n_window_infer", window, f"at least {frames}, the frames of a chunk")
+        return cls(
+            encoder=encoder,
+            frames=frames,
+            chunks=window // frames,
+            channels=values["downsample_hidden_size"],
+            batch=values["conv_chunksize"],
+            outer=values["output_dim"],
+        )
+
+
+def num_rows(frames: int) -> int:
+    """Return the rows of a chunk: three convolutions keep every second frame."""
+    return -(-frames // 8)
 
 
 def encoder_sizes(given: Mapping[str, Any]) -> WhisperSizes:

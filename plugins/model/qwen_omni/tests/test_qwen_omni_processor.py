@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +16,11 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pegboard_model_qwen_omni.processor import Qwen25OmniProcessor
+from pegboard_model_qwen_omni.processor import Qwen3OmniProcessor, Qwen25OmniProcessor
 from PIL import Image
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniThinkerModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerModel
 
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup, PlacedItem
@@ -31,15 +32,31 @@ from pegboard_testing.video_peers import as_video, peer_frames, random_video, vi
 
 RATE = 16_000
 PATCH = 4
-MARKS = [
-    "<|vision_bos|>",
-    "<|IMAGE|>",
-    "<|vision_eos|>",
-    "<|VIDEO|>",
-    "<|audio_bos|>",
-    "<|AUDIO|>",
-    "<|audio_eos|>",
-]
+MARKS = {
+    "Qwen2_5Omni": [
+        "<|vision_bos|>",
+        "<|IMAGE|>",
+        "<|vision_eos|>",
+        "<|VIDEO|>",
+        "<|audio_bos|>",
+        "<|AUDIO|>",
+        "<|audio_eos|>",
+    ],
+    "Qwen3OmniMoe": [
+        "<|vision_start|>",
+        "<|image_pad|>",
+        "<|vision_end|>",
+        "<|video_pad|>",
+        "<|audio_start|>",
+        "<|audio_pad|>",
+        "<|audio_end|>",
+    ],
+}
+PROCESSORS = {"Qwen2_5Omni": Qwen25OmniProcessor, "Qwen3OmniMoe": Qwen3OmniProcessor}
+PEERS = {
+    "Qwen2_5Omni": (transformers.Qwen2_5OmniProcessor, Qwen2_5OmniThinkerModel),
+    "Qwen3OmniMoe": (transformers.Qwen3OmniMoeProcessor, Qwen3OmniMoeThinkerModel),
+}
 START, IMAGE, _, VIDEO, AUDIO_START, AUDIO, _ = range(2, 9)
 """The ids of the tokens, in this order."""
 LIMITS = {"min_pixels": 200, "max_pixels": 3000}
@@ -47,55 +64,63 @@ THINKER = {
     "vision_config": {"patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2},
     "audio_config": {"num_mel_bins": 16},
     "image_token_index": IMAGE,
-    "video_token_index": VIDEO,
+    "video_token_id": VIDEO,
     "audio_token_index": AUDIO,
 }
 
 
-@pytest.mark.parametrize("kind", ["model", "multimodal_processor"])
+@pytest.mark.parametrize("group", ["model", "multimodal_processor"])
 @pytest.mark.parametrize(
-    "name", ["Model", "ForConditionalGeneration", "ThinkerForConditionalGeneration"]
+    "name",
+    [
+        "Qwen2_5OmniModel",
+        *(
+            f"{family}{part}ForConditionalGeneration"
+            for family in MARKS
+            for part in ("", "Thinker")
+        ),
+    ],
 )
-def test_entries(kind: str, name: str) -> None:
-    check_entry(installed_entry(kind, f"Qwen2_5Omni{name}"))
+def test_entries(group: str, name: str) -> None:
+    check_entry(installed_entry(group, name))
 
 
 def their_images() -> Any:
     return Qwen2VLImageProcessorPil(patch_size=PATCH, **LIMITS)
 
 
-def setup_of(folder: Path, **changes: Any) -> MultiModalProcessorSetup:
+@pytest.fixture(scope="module", params=MARKS)
+def kind(request: Any) -> str:
+    return str(request.param)
+
+
+def setup_of(folder: Path, kind: str, **changes: Any) -> MultiModalProcessorSetup:
     """Write the file of the processors, and return what ours is built of."""
     extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=2)
     values = {**extractor.to_dict(), **their_images().to_dict()}
     (folder / "preprocessor_config.json").write_text(json.dumps(values))
-    config = {"thinker_config": {**THINKER, **changes}, "model_type": "qwen2_5_omni"}
-    return image_setup(folder, config, MARKS)
+    config = {"thinker_config": {**THINKER, **changes}, "model_type": "omni"}
+    return image_setup(folder, config, MARKS[kind])
 
 
 @pytest.fixture(scope="module")
-def setup(tmp_path_factory: pytest.TempPathFactory) -> MultiModalProcessorSetup:
-    return setup_of(tmp_path_factory.mktemp("qwen_omni"))
+def ours(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Qwen25OmniProcessor:
+    return PROCESSORS[kind](None, setup_of(tmp_path_factory.mktemp(kind), kind))
 
 
 @pytest.fixture(scope="module")
-def ours(setup: MultiModalProcessorSetup) -> Qwen25OmniProcessor:
-    return Qwen25OmniProcessor(None, setup)
-
-
-@pytest.fixture(scope="module")
-def theirs() -> Any:
+def theirs(kind: str) -> Any:
     """Return transformers' processor, without one of videos, which needs torchvision."""
-    tokenizer = word_tokenizer(MARKS)
+    tokenizer = word_tokenizer(MARKS[kind])
     names = ("vision_bos", "image", "vision_eos", "video", "audio_bos", "audio", "audio_eos")
-    for name, mark in zip(names, MARKS, strict=True):
+    for name, mark in zip(names, MARKS[kind], strict=True):
         setattr(tokenizer, f"{name}_token", mark)
         setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(mark))
     extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=2)
-    kind = transformers.Qwen2_5OmniProcessor
-    processor = object.__new__(kind)
+    peer = PEERS[kind][0]
+    processor: Any = object.__new__(peer)
     processor.check_argument_for_proper_class = lambda *given: None
-    kind.__init__(processor, their_images(), None, extractor, tokenizer)
+    peer.__init__(processor, their_images(), None, extractor, tokenizer)
     return processor
 
 
@@ -105,7 +130,7 @@ def theirs() -> Any:
 @settings(max_examples=40, deadline=None)
 def test_audio_of_any_length(theirs: Any, ours: Any, samples: np.ndarray, rate: int) -> None:
     expected = theirs(
-        text="a <|audio_bos|><|AUDIO|><|audio_eos|> a",
+        text=f"a {ours.audio_text} a",
         audio=resample(samples, rate, RATE),
         return_tensors="np",
     )
@@ -123,8 +148,7 @@ def test_audio_of_any_length(theirs: Any, ours: Any, samples: np.ndarray, rate: 
 @given(random_images())
 @settings(max_examples=40, deadline=None)
 def test_images(theirs: Any, ours: Any, image: Image.Image) -> None:
-    text = "<|vision_bos|><|IMAGE|><|vision_eos|>"
-    expected = theirs(text=text, images=[image], return_tensors="np")
+    expected = theirs(text=ours.texts[0], images=[image], return_tensors="np")
     found = ours.process("image", image, {})
     np.testing.assert_array_equal(found.arrays["pixel_values"], expected["pixel_values"])
     assert [START, *found.token_ids, START + 2] == expected["input_ids"][0].tolist()
@@ -155,13 +179,17 @@ def test_videos(ours: Any, video: Any) -> None:
     assert found.facts["interval"] == 2 / video[1] and found.facts["rate"] == 25
 
 
-def test_the_size_of_videos(ours: Any) -> None:
-    assert ours.videos["size"] == transformers.Qwen2_5OmniProcessor.videos_kwargs["size"]
+def test_the_size_of_videos(kind: str, ours: Any) -> None:
+    assert ours.videos["size"] == PEERS[kind][0].videos_kwargs["size"]
 
 
+COUNTS: dict[str, Callable[[int], int]] = {
+    "Qwen2_5Omni": lambda frames: (frames + 1) // 4,
+    "Qwen3OmniMoe": lambda frames: 13 * (frames // 100) + -(-(frames % 100) // 8),
+}
 parts = st.one_of(
     st.integers(1, 9),
-    st.tuples(st.just("audio"), st.integers(3, 60)),
+    st.tuples(st.just("audio"), st.integers(3, 260)),
     st.tuples(st.just("image"), st.just(1), st.integers(1, 9), st.integers(1, 9)),
     st.tuples(st.just("video"), st.integers(1, 5), st.integers(1, 6), st.integers(1, 6)),
 )
@@ -169,8 +197,11 @@ parts = st.one_of(
 
 @given(st.lists(parts, min_size=1, max_size=8), st.floats(0.05, 3.0))
 @settings(max_examples=80, deadline=None)
-def test_positions(ours: Any, parts: Sequence[Any], seconds: float) -> None:
-    """The positions of transformers, of texts and of items between the tokens around them."""
+def test_positions(kind: str, ours: Any, parts: Sequence[Any], seconds: float) -> None:
+    """The positions of transformers, of texts and of items between the tokens around them. For
+    Qwen3-Omni, transformers has positions between whole numbers, so times are in whole ones."""
+    if kind == "Qwen3OmniMoe":
+        seconds = max(1, round(25 * seconds)) / 25
     tokens: list[int] = []
     items: list[PlacedItem] = []
     arguments: dict[str, Any] = {"image": [], "video": [], "audio": []}
@@ -180,7 +211,7 @@ def test_positions(ours: Any, parts: Sequence[Any], seconds: float) -> None:
             continue
         modality, *shape = part
         arguments[modality].append(shape[0] if modality == "audio" else shape)
-        count = (shape[0] + 1) // 4 if modality == "audio" else int(np.prod(shape))
+        count = COUNTS[kind](shape[0]) if modality == "audio" else int(np.prod(shape))
         first = AUDIO_START if modality == "audio" else START
         mark = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}[modality]
         place = len(tokens) + 1
@@ -195,7 +226,7 @@ def test_positions(ours: Any, parts: Sequence[Any], seconds: float) -> None:
         for modality in ("image", "video")
         if arguments[modality]
     }
-    expected, _ = peer(Qwen2_5OmniThinkerModel).get_rope_index(
+    expected, _ = peer(PEERS[kind][1]).get_rope_index(
         ids,
         grids.get("image"),
         grids.get("video"),
@@ -227,18 +258,18 @@ def peer(kind: Any) -> Any:
     return model
 
 
-def test_placeholders(ours: Any) -> None:
-    tokenizer = word_tokenizer(MARKS)
+def test_placeholders(kind: str, ours: Any) -> None:
+    tokenizer = word_tokenizer(MARKS[kind])
     for modality, token in (("image", IMAGE), ("video", VIDEO), ("audio", AUDIO)):
         found = ours.placeholder(modality)
         assert found.token_ids == (token,)
         assert tokenizer.encode(found.text)[1] == token
 
 
-@given(random_audio(shortest=0.0001, longest=0.02))
+@given(random_audio(shortest=0.0001, longest=0.0199))
 @settings(max_examples=10, deadline=None)
 def test_audio_that_is_too_short(ours: Any, samples: np.ndarray) -> None:
-    with pytest.raises(RequestError, match=r"frames of 0\.01 seconds; the model takes at least 3"):
+    with pytest.raises(RequestError, match=r"frames of 0\.01 seconds; the model takes at least"):
         ours.process("audio", (samples, RATE), {})
 
 
@@ -283,9 +314,27 @@ def test_options_of_other_items(ours: Any) -> None:
         ({"position_id_per_seconds": "a"}, "position_id_per_seconds='a'; expected a number"),
     ],
 )
-def test_configs_that_are_wrong(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_configs_that_are_wrong(
+    kind: str, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ModelError, match=message):
-        Qwen25OmniProcessor(None, setup_of(tmp_path, **changes))
+        PROCESSORS[kind](None, setup_of(tmp_path, kind, **changes))
+
+
+def test_chunks_that_are_wrong(tmp_path: Path) -> None:
+    audio = {"num_mel_bins": 16, "n_window": 10}
+    with pytest.raises(ModelError, match="n_window=10; expected a number whose chunks have 13"):
+        Qwen3OmniProcessor(None, setup_of(tmp_path, "Qwen3OmniMoe", audio_config=audio))
+
+
+def test_long_audio(tmp_path: Path) -> None:
+    """Qwen2.5-Omni cuts it, Qwen3-Omni does not."""
+    sound = np.ones(3 * RATE, np.float32), RATE
+    rows = [
+        len(PROCESSORS[kind](None, setup_of(tmp_path, kind)).process("audio", sound, {}).token_ids)
+        for kind in MARKS
+    ]
+    assert rows == [50, 39]
 
 
 def test_the_module_is_light() -> None:
