@@ -4,7 +4,7 @@ prompt."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -402,6 +402,24 @@ def newer(name: str) -> str:
         name = name.replace(f"thinker.{part}.", f"thinker.model.{part}.")
     is_outside = name.startswith(("thinker.model.visual.", "thinker.model.audio_tower."))
     return name if is_outside else name.replace("thinker.model.", "thinker.model.language_model.")
+
+
+@pytest.mark.parametrize("layout", [str, newer], ids=["published", "newer"])
+def test_names_of_adapters(
+    kind: str, reference: MediaReference, layout: Callable[[str], str]
+) -> None:
+    """Adapters use the names of either file, or those of a thinker alone."""
+    stored = load_file(reference.directory / "model.safetensors")
+    names = {layout(name) for name in stored}
+    build = fake_build(stored=names, models=language_model)
+    MODELS[kind](with_defaults(read_config(reference.directory)), build)
+    path = next(name for name in names if "embed_tokens" in name).removesuffix(
+        ".embed_tokens.weight"
+    )
+    others = {"model", "model.language_model", "thinker.model", "thinker.model.language_model"}
+    aliases = build.declared.aliases
+    assert {other for other in others if aliases.get(other) == path} == others - {path}
+    assert aliases["lm_head"] == "thinker.lm_head"
 
 
 def test_tied_embeddings(kind: str, tmp_path: Path) -> None:

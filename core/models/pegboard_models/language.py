@@ -125,7 +125,12 @@ class WithLanguageModel(nn.Module):
         inner = build_of_language(build, self.part)
         self.language: Any = inner.language_model(text_config(config))
         part = self.part
-        names = {"model": (f"model.{part}", f"{part}.model"), "lm_head": (f"{part}.lm_head",)}
+        root = build.at("model").path
+        head = build.at("lm_head").path
+        names = {
+            "model": (f"model.{part}", f"{part}.model", f"{root}.{part}", root),
+            "lm_head": (f"{part}.lm_head", head),
+        }
         for name, others in names.items():
             path = inner.at(name).path
             aliases = {other: path for other in (*others, name) if other != path}
