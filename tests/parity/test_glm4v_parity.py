@@ -1,5 +1,5 @@
-"""GLM-4.1V and GLM-4.5V: the rows of transformers, its logits with images and videos, and what is
-refused."""
+"""GLM-4.1V, GLM-4.5V and GLM-4.6V: the rows of transformers, its logits with images and videos, and
+what is refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,14 @@ EXPERTS = {
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
 }
-KINDS: dict[str, dict[str, Any]] = {"glm4v": {}, "glm4v_moe": EXPERTS}
+KINDS: dict[str, dict[str, Any]] = {
+    "glm4v": {},
+    "glm4v_moe": EXPERTS,
+    "glm46v": {},
+    "glm46v with experts": EXPERTS,
+}
+PARTS = {"glm46v": "glm4v", "glm46v with experts": "glm4v_moe"}
+"""The model types of the parts of a kind, if they are not its own."""
 
 
 class Embedded(MediaReference):
@@ -101,7 +108,7 @@ class Embedded(MediaReference):
 def write(folder: Path, kind: str, **more: Any) -> MediaReference:
     text = {
         **MEDIA_TEXT,
-        "model_type": f"{kind}_text",
+        "model_type": f"{PARTS.get(kind, kind)}_text",
         "head_dim": HEAD,
         "rope_parameters": {
             "rope_type": "default",
@@ -112,9 +119,9 @@ def write(folder: Path, kind: str, **more: Any) -> MediaReference:
         **KINDS[kind],
     }
     model = make_media_model(
-        kind,
+        kind.split()[0],
         text_config=text,
-        vision_config={**VISION, **more},
+        vision_config={"model_type": f"{PARTS.get(kind, kind)}_vision", **VISION, **more},
         image_token_id=IMAGE,
         video_token_id=VIDEO,
         image_start_token_id=START,
@@ -146,7 +153,8 @@ def write(folder: Path, kind: str, **more: Any) -> MediaReference:
             video, (_, (count, height, width)) = next(shown)
             seconds = video.seconds[::2]
             assert len(seconds) == count
-            texts = [f"{framed(height * width // 4)} {int(time)}" for time in seconds]
+            rows = framed(height * width // 4)
+            texts = [f"{rows} {time_text(kind, time)}" for time in seconds]
             return " ".join([SPECIAL[3], *texts, SPECIAL[5]])
 
         marks = f"{re.escape(MARK)}|{re.escape(FILM)}"
@@ -154,6 +162,10 @@ def write(folder: Path, kind: str, **more: Any) -> MediaReference:
         return {"input_ids": torch.tensor([tokenizer.encode(text)]), **arrays}
 
     return Embedded(folder, model, inputs)
+
+
+def time_text(kind: str, seconds: float) -> str:
+    return f"{seconds:.1f} seconds" if kind in PARTS else str(int(seconds))
 
 
 def framed(num_rows: int) -> str:
@@ -239,7 +251,7 @@ def test_a_tower_with_biases(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_that_a_config_lacks(kind: str) -> None:
-    theirs = AutoConfig.for_model(kind)
+    theirs = AutoConfig.for_model(kind.split()[0])
     assert {**NUMBERS, **VALUES}.items() <= theirs.vision_config.to_dict().items()
     assert theirs.text_config.rms_norm_eps == 1e-5
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from pegboard_model_qwen_vl.deep_sizes import DEEP, DEEP_TAPS
 from pegboard_model_qwen_vl.qwen_vl import Qwen3VL
 from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file, save_file
@@ -41,6 +40,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from pegboard.errors import ModelError
 from pegboard.layers.shards import Stage
 from pegboard_media.video import check_video
+from pegboard_models.deep_sizes import DEEP, DEEP_TAPS
 from pegboard_testing.fake_build import fake_build
 from pegboard_testing.video_peers import peer_frames, video_module
 

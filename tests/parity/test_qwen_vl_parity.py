@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pegboard_model_qwen_vl.qwen_vl import Qwen2VL, Qwen25VL
-from pegboard_model_qwen_vl.sizes import EARLIER, LATER, LATER_WHOLE, TOKENS
+from pegboard_model_qwen_vl.sizes import TOKENS
 from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file, save_file
 from tiny_media import (
@@ -32,6 +32,7 @@ from pegboard import SamplingParams
 from pegboard.errors import ModelError
 from pegboard.plugins.importing import import_object, import_spec
 from pegboard_media.video import check_video
+from pegboard_models.window_sizes import EARLIER, LATER, LATER_WHOLE
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build, load_layers

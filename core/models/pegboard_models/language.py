@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,11 +26,13 @@ ARCHITECTURES = {
     "phi": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_omni_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
@@ -90,15 +92,25 @@ def root_of(build: Build, part: str = "language_model") -> Build:
 
 def has_root(build: Build, part: str) -> bool:
     """Return whether all parts are below "model"."""
-    return build.has(f"model.{part}")
+    return build.has(f"{build.at('model').path}.{part}")
 
 
 def build_of_language(build: Build, part: str) -> Build:
     """Return the build of the language model, `part`. In the oldest checkpoints its tensors have
     the names that they have without the other parts."""
+    root = build.at("model").path
     if has_root(build, part):
-        return replace(build, renamed={**build.renamed, "model": f"model.{part}"})
-    return build if build.has("model.layers") else build.at(part)
+        return replace(build, renamed={**build.renamed, "model": f"{root}.{part}"})
+    return build if build.has(f"{root}.layers") else build.at(part)
+
+
+def build_within(build: Build, whole: str, parts: Sequence[str]) -> Build:
+    """Return the build of a model that is `whole` in checkpoints of several models. parts: its
+    modules. Checkpoints of only this model do not have `whole` in their names."""
+    if not build.has(whole):
+        return build
+    names = {part: f"{whole}.{part}" for part in parts}
+    return replace(build, renamed={**build.renamed, **names})
 
 
 class WithLanguageModel(nn.Module):
@@ -113,7 +125,12 @@ class WithLanguageModel(nn.Module):
         inner = build_of_language(build, self.part)
         self.language: Any = inner.language_model(text_config(config))
         part = self.part
-        names = {"model": (f"model.{part}", f"{part}.model"), "lm_head": (f"{part}.lm_head",)}
+        root = build.at("model").path
+        head = build.at("lm_head").path
+        names = {
+            "model": (f"model.{part}", f"{part}.model", f"{root}.{part}", root),
+            "lm_head": (f"{part}.lm_head", head),
+        }
         for name, others in names.items():
             path = inner.at(name).path
             aliases = {other: path for other in (*others, name) if other != path}

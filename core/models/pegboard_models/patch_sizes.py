@@ -22,6 +22,7 @@ class TowerSizes:
     side. is_gated: layers have norms without a mean, and a gate, as those of language models.
     eps: of norms. names: of the two matrices of the feed-forward blocks without a gate.
     qkv_bias, bias: whether queries, keys and values, and the other matrices of a layer, have one.
+    qkv: the names of the matrices of queries, keys and values.
     """
 
     depth: int
@@ -39,6 +40,7 @@ class TowerSizes:
     names: tuple[str, str] = ("fc1", "fc2")
     qkv_bias: bool = True
     bias: bool = True
+    qkv: tuple[str, ...] = ("qkv",)
 
 
 def check_numbers(values: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -48,7 +48,7 @@ class TowerLayer(nn.Module):
         attention = build.at("attn")
         self.attention_norm = norm_of(build.at("norm1"), sizes)
         self.qkv = QKVLinear(
-            attention, width, heads, heads, width // heads, bias=sizes.qkv_bias, names=("qkv",)
+            attention, width, heads, heads, width // heads, bias=sizes.qkv_bias, names=sizes.qkv
         )
         self.out = Linear(attention.at("proj"), width, width, bias=sizes.bias)
         self.last_norm = norm_of(build.at("norm2"), sizes)

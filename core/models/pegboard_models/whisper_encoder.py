@@ -18,9 +18,17 @@ EPS = 1e-5
 
 class WhisperEncoder(nn.Module):
     """([mel bins, frames] of each item) → features [positions, width] of each. A position stands
-    for two frames. An item attends only to itself, so items may have different lengths."""
+    for two frames. An item attends only to itself, so items may have different lengths. positions:
+    of items, [positions, width]; None = the checkpoint has them. norm: what the checkpoint calls
+    the last norm."""
 
-    def __init__(self, build: Build, sizes: WhisperSizes) -> None:
+    def __init__(
+        self,
+        build: Build,
+        sizes: WhisperSizes,
+        positions: Tensor | None = None,
+        norm: str = "layer_norm",
+    ) -> None:
         super().__init__()
         build = build.alone()
         width = sizes.hidden_size
@@ -30,14 +38,16 @@ class WhisperEncoder(nn.Module):
             "conv1.bias": (width,),
             "conv2.weight": (width, width, 3),
             "conv2.bias": (width,),
-            "embed_positions.weight": (sizes.max_positions, width),
         }
+        self.positions = positions
+        if positions is None:
+            shapes["embed_positions.weight"] = (sizes.max_positions, width)
         self.given = Parameters(build, shapes)
         layers = build.at("layers")
         self.layers = nn.ModuleList(
             EncoderLayer(layers.at(index), sizes) for index in range(sizes.num_layers)
         )
-        self.norm = LayerNorm(build.at("layer_norm"), width, EPS)
+        self.norm = LayerNorm(build.at(norm), width, EPS)
 
     def forward(self, mels: Sequence[Tensor], counts: Sequence[int] | None = None) -> list[Tensor]:
         """counts: how many positions of each item there are, of (frames + 1) // 2; None = all. What
@@ -60,27 +70,40 @@ class WhisperEncoder(nn.Module):
     def convolved(self, mel: Tensor) -> Tensor:
         """[mel bins, frames] → [positions, width]."""
         given = self.given
-        positions = given["embed_positions.weight"]
+        positions = self.positions
+        if positions is None:
+            positions = given["embed_positions.weight"]
         weight = given["conv1.weight"]
         mel = mel.to(weight.dtype)
         mel = functional.gelu(functional.conv1d(mel, weight, given["conv1.bias"], padding=1))
         weight = given["conv2.weight"]
         mel = functional.conv1d(mel, weight, given["conv2.bias"], stride=2, padding=1)
         rows = functional.gelu(mel).T
-        return rows + positions[: len(rows)]
+        return rows + positions[: len(rows)].to(rows.dtype)
+
+
+def sinusoids(count: int, width: int, device: str) -> Tensor:
+    """Return positions that are not learned, [count, width] float32: the sines, and then the
+    cosines, of angles whose wavelengths grow from 2π to 20000π (Radford et al. 2022)."""
+    half = width // 2
+    exponents = torch.arange(half, dtype=torch.float32, device=device) / max(1, half - 1)
+    places = torch.arange(count, dtype=torch.float32, device=device)
+    angles = places[:, None] * 10000.0**-exponents
+    return torch.cat([angles.sin(), angles.cos()], 1)
 
 
 class EncoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x)). Keys have no bias."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)). key_bias: whether keys have a
+    bias, too."""
 
-    def __init__(self, build: Build, sizes: WhisperSizes) -> None:
+    def __init__(self, build: Build, sizes: WhisperSizes, *, key_bias: bool = False) -> None:
         super().__init__()
         width = sizes.hidden_size
         attention = build.at("self_attn")
         self.num_heads = sizes.num_heads
         self.attention_norm = LayerNorm(build.at("self_attn_layer_norm"), width, EPS)
         self.query = Linear(attention.at("q_proj"), width, width, bias=True)
-        self.key = Linear(attention.at("k_proj"), width, width)
+        self.key = Linear(attention.at("k_proj"), width, width, bias=key_bias)
         self.value = Linear(attention.at("v_proj"), width, width, bias=True)
         self.out = Linear(attention.at("out_proj"), width, width, bias=True)
         self.last_norm = LayerNorm(build.at("final_layer_norm"), width, EPS)

@@ -18,7 +18,7 @@ REASONING_PARSER = OutputParserSpec(
     flags=SPECIAL,
 )
 
-MODEL_TYPES = frozenset({"glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"})
+MODEL_TYPES = frozenset({"glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm46v", "glm_moe_dsa"})
 TAGS = ("<arg_key>", "<arg_value>")
 GLM = ModelFamilySpec(
     api="1.0",

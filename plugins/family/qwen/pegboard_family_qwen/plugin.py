@@ -16,9 +16,18 @@ REASONING_PARSER = OutputParserSpec(
     api="1.0", implementation="pegboard_family_qwen.reasoning_parser:Qwen3ReasoningParser"
 )
 
-QWEN2 = frozenset({"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"})
+QWEN2 = frozenset({"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni"})
 QWEN3 = frozenset(
-    {"qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+    {
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "qwen3_omni_moe",
+        "qwen3_5",
+        "qwen3_5_moe",
+    }
 )
 JSON_CALLS = ("<tools>", '{"name": <function-name>')
 TAG_CALLS = ("<tools>", "<function=", "<parameter=")

@@ -18,6 +18,8 @@ START = "<|begin_of_image|>"
 END = "<|end_of_image|>"
 TENTHS = "Glm46VProcessor"
 """The processor_class of checkpoints whose times have tenths of seconds."""
+TENTHS_TYPE = "glm46v"
+"""The model type of such checkpoints, if their files name no processor_class."""
 
 
 class Glm4vProcessor(TimedProcessor):
@@ -34,7 +36,10 @@ class Glm4vProcessor(TimedProcessor):
         self.end = token_id(setup.tokenizer, END)
         files = [folder_of(setup.checkpoint) / name for name in FILES]
         files_values = [json_object(path) for path in files if path.is_file()]
-        self.has_tenths = any(values.get("processor_class") == TENTHS for values in files_values)
+        classes = [values.get("processor_class") for values in files_values]
+        named = [name for name in classes if name]
+        has_type = setup.checkpoint.config.get("model_type") == TENTHS_TYPE
+        self.has_tenths = TENTHS in named if named else has_type
 
     def video(self, value: Video, options: Mapping[str, Any]) -> Processed:
         return self.timed(value, options, self.frame)

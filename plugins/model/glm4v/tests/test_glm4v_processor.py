@@ -46,7 +46,7 @@ CONFIG = {
 
 
 @pytest.mark.parametrize("kind", ["model", "multimodal_processor"])
-@pytest.mark.parametrize("name", ["Glm4v", "Glm4vMoe"])
+@pytest.mark.parametrize("name", ["Glm4v", "Glm4vMoe", "Glm46V"])
 def test_contract(kind: str, name: str) -> None:
     check_entry(installed_entry(kind, f"{name}ForConditionalGeneration"))
 
@@ -182,6 +182,19 @@ def test_the_text_of_times(
     assert heard == texts
     text = their_text(kind, found.arrays["video_grid_thw"].tolist(), [*seconds])
     assert "".join(text.replace(IMAGES[1], "").split(IMAGES[0])).split(IMAGES[2])[1:] == texts
+
+
+def test_times_without_a_named_processor(tmp_path: Path) -> None:
+    make(tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    values = json.loads(file.read_text())
+    values.pop("processor_class", None)
+    file.write_text(json.dumps(values))
+    later = {**CONFIG, "model_type": "glm46v"}
+    assert Glm4vProcessor(None, image_setup(tmp_path, later, SPECIAL)).has_tenths
+    assert not Glm4vProcessor(None, image_setup(tmp_path, CONFIG, SPECIAL)).has_tenths
+    file.write_text(json.dumps({**values, "processor_class": "Glm4vProcessor"}))
+    assert not Glm4vProcessor(None, image_setup(tmp_path, later, SPECIAL)).has_tenths
 
 
 def test_how_videos_are_processed(tmp_path: Path, ours: Glm4vProcessor) -> None:

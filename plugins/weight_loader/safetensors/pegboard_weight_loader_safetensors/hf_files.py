@@ -11,6 +11,8 @@ from typing import Any
 from pegboard.data.checkpoint_file import read_object, read_text
 from pegboard.errors import ModelError
 
+_BESIDE = ("eos_token_id", "dtype", "torch_dtype")
+
 
 def read_optional(path: Path) -> dict[str, Any]:
     """Like `read_object`, but return {} if there is no such file."""
@@ -22,7 +24,18 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{directory} has no config.json; expected a model in Hugging Face layout")
     config: dict[str, Any] = decoded(read_object(path))
-    return config
+    return with_text(config)
+
+
+def with_text(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the text_config of the part that reads and writes, if it is a whole of
+    several models (Qwen-Omni). The text_config gets what this part says beside it."""
+    thinker = config.get("thinker_config")
+    text = thinker.get("text_config") if isinstance(thinker, Mapping) else None
+    if not isinstance(thinker, Mapping) or not isinstance(text, Mapping):
+        return config
+    beside = {name: thinker[name] for name in _BESIDE if name in thinker and text.get(name) is None}
+    return {"text_config": {**text, **beside}, **config}
 
 
 def decoded(value: Any) -> Any:

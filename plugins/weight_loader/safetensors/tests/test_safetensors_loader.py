@@ -220,6 +220,16 @@ def test_description(tmp_path: Path) -> None:
     assert LOADER.describe(files).chat_template == "J"
 
 
+def test_a_whole_of_several_models(tmp_path: Path) -> None:
+    """The text_config is that of the thinker, with what is said beside it."""
+    text = {"vocab_size": 9, "eos_token_id": None, "dtype": "float16"}
+    thinker = {"text_config": text, "eos_token_id": 3, "dtype": "bfloat16"}
+    config = {"architectures": ["Qwen2_5OmniModel"], "thinker_config": thinker}
+    checkpoint = LOADER.describe(write_model(tmp_path, {"w": torch.ones(1)}, config))
+    assert checkpoint.config == {**config, "text_config": {**text, "eos_token_id": 3}}
+    assert checkpoint.dtype == "float16"
+
+
 def test_main_type_is_taken_from_the_weights_when_the_config_is_silent(tmp_path: Path) -> None:
     tensors = {
         "a": torch.ones(9, dtype=torch.bfloat16),

@@ -1,4 +1,5 @@
-"""What configs of Qwen3-VL say."""
+"""What configs of towers whose layers are added to the language model say (Meng et al. 2024,
+"DeepStack")."""
 
 from __future__ import annotations
 
@@ -27,16 +28,28 @@ SECTIONS = [24, 20, 20]
 
 
 @dataclass(frozen=True)
+class DeepNames:
+    """What checkpoints call the modules that make rows. levels: those of the taps. norm, first,
+    last: the parts of each."""
+
+    levels: str = "deepstack_merger_list"
+    norm: str = "norm"
+    first: str = "linear_fc1"
+    last: str = "linear_fc2"
+
+
+@dataclass(frozen=True)
 class DeepSizes:
     """side: of the square of learned positions. taps: the layers of the tower that are added to the
-    language model."""
+    language model. names: of what makes rows, see `DeepNames`."""
 
     tower: TowerSizes
     side: int
     taps: tuple[int, ...]
+    names: DeepNames
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> DeepSizes:
+    def of(cls, config: Mapping[str, Any], names: DeepNames | None = None) -> DeepSizes:
         """Read the vision_config. Raises ModelError for wrong values."""
         given = config.get("vision_config") or {}
         values = {**DEEP, **given}
@@ -67,7 +80,7 @@ class DeepSizes:
             theta=float(rope.get("rope_theta") or 10000.0),
             names=("linear_fc1", "linear_fc2"),
         )
-        return cls(tower, isqrt(count), tuple(taps))
+        return cls(tower, isqrt(count), tuple(taps), names or DeepNames())
 
 
 def with_deep_text(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,17 +7,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pegboard.layers import Build, Linear
-from pegboard_model_qwen_vl.sizes import QwenSizes
 from pegboard_models.parameters import Parameters
 from pegboard_models.patch_tower import Runs, TowerLayer, norm_of, rotation_of
+from pegboard_models.window_sizes import WindowSizes
 
 
-class Tower(nn.Module):
+class WindowTower(nn.Module):
     """(patches [n, 3 · frames · patch · patch], how many of them are behind, below and beside each
     other) → rows [n / merge², outer]. The patches of a row are below each other. Those of different
     times do not attend to each other."""
 
-    def __init__(self, build: Build, given: QwenSizes) -> None:
+    def __init__(self, build: Build, given: WindowSizes) -> None:
         super().__init__()
         build = build.alone()
         sizes = given.tower

@@ -13,9 +13,8 @@ from torch.nn import functional
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build, LayerNorm, LayerStack, Linear
-from pegboard_model_qwen_vl.deep_sizes import DeepSizes
+from pegboard_models.deep_sizes import DeepSizes
 from pegboard_models.parameters import Parameters
-from pegboard_models.patch_sizes import TowerSizes
 from pegboard_models.patch_tower import TowerLayer, in_blocks, rotation_of
 
 
@@ -40,10 +39,10 @@ class DeepTower(nn.Module):
         self.layers = nn.ModuleList(
             TowerLayer(blocks.at(index), tower) for index in range(tower.depth)
         )
-        self.merger = Merger(build.at("merger"), tower, is_late=False)
-        mergers = build.at("deepstack_merger_list")
+        self.merger = Merger(build.at("merger"), sizes, is_late=False)
+        mergers = build.at(sizes.names.levels)
         self.mergers = nn.ModuleList(
-            Merger(mergers.at(index), tower, is_late=True) for index in range(len(sizes.taps))
+            Merger(mergers.at(index), sizes, is_late=True) for index in range(len(sizes.taps))
         )
         self.taps: dict[int, Any] = dict(zip(sizes.taps, self.mergers, strict=True))
 
@@ -75,14 +74,16 @@ class Merger(nn.Module):
     """([n, width]) → rows [n / merge², outer]. is_late: the norm is of a whole row and not of a
     patch."""
 
-    def __init__(self, build: Build, sizes: TowerSizes, *, is_late: bool) -> None:
+    def __init__(self, build: Build, sizes: DeepSizes, *, is_late: bool) -> None:
         super().__init__()
-        inner = sizes.width * sizes.merge**2
+        tower = sizes.tower
+        names = sizes.names
+        inner = tower.width * tower.merge**2
         self.inner = inner
-        self.width = inner if is_late else sizes.width
-        self.norm = LayerNorm(build.at("norm"), self.width, sizes.eps)
-        self.first = Linear(build.at("linear_fc1"), inner, inner, bias=True)
-        self.last = Linear(build.at("linear_fc2"), inner, sizes.outer, bias=True)
+        self.width = inner if is_late else tower.width
+        self.norm = LayerNorm(build.at(names.norm), self.width, tower.eps)
+        self.first = Linear(build.at(names.first), inner, inner, bias=True)
+        self.last = Linear(build.at(names.last), inner, tower.outer, bias=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
         grouped = self.norm(hidden.reshape(-1, self.width)).view(-1, self.inner)
