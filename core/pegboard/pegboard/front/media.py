@@ -91,7 +91,7 @@ class MediaInputs:
             )
             every = self._placeholders.values()
             self._firsts = {each.token_ids[0] for each in every if each.token_ids}
-            self.feeds_encoder = not all(each.token_ids for each in every)
+            self.feeds_encoder = not all(each.token_ids or each.is_first for each in every)
             self.texts = {name: each.text for name, each in self._placeholders.items()}
             reader = import_part(entry, spec.reader, "reader")
             self._reader = reader(
@@ -115,12 +115,19 @@ class MediaInputs:
             name: [source for source in sources if source.modality == name]
             for name in self._placeholders
         }
+        places: list[tuple[int, str | None]] = [
+            (0, each.modality) for each in sources if self._placeholders[each.modality].is_first
+        ]
+        places += [
+            (place, self._modality_at(token_ids, place))
+            for place, token in enumerate(token_ids)
+            if token in self._firsts
+        ]
         expanded: list[int] = []
         items: list[MediaItem] = []
         placed: list[PlacedItem] = []
         done = 0
-        for place in [i for i, token in enumerate(token_ids) if token in self._firsts]:
-            modality = self._modality_at(token_ids, place)
+        for place, modality in places:
             if modality is None or place < done:
                 continue
             expanded += token_ids[done:place]
@@ -128,16 +135,16 @@ class MediaInputs:
                 raise self._wrong_number(modality, counts[modality], "more")
             ready = self._ready(waiting[modality].pop(0), prompt)
             start = len(expanded)
-            places = tuple((start + first, count) for first, count in ready.runs)
+            spans = tuple((start + first, count) for first, count in ready.runs)
             arrays = ready.arrays
-            items.append(MediaItem(modality, ready.digest, places, arrays, was_kept=ready.was_kept))
+            items.append(MediaItem(modality, ready.digest, spans, arrays, was_kept=ready.was_kept))
             expanded += ready.token_ids
             placed.append(PlacedItem(modality, start, len(expanded), ready.facts))
             done = place + len(self._placeholders[modality].token_ids)
         expanded += token_ids[done:]
-        for modality, rest in waiting.items():
+        for name, rest in waiting.items():
             if rest:
-                raise self._wrong_number(modality, counts[modality], "fewer")
+                raise self._wrong_number(name, counts[name], "fewer")
         return Expanded(expanded, tuple(items), self._inputs(expanded, placed))
 
     def _counts(self, sources: "Sequence[MediaSource]") -> Counter[str]:
@@ -189,7 +196,7 @@ class MediaInputs:
     def _modality_at(self, token_ids: Sequence[int], place: int) -> str | None:
         for name, placeholder in self._placeholders.items():
             target = placeholder.token_ids
-            if tuple(token_ids[place : place + len(target)]) == target:
+            if target and tuple(token_ids[place : place + len(target)]) == target:
                 return name
         return None
 

@@ -73,10 +73,12 @@ class MultiModalProcessorSetup:
 class Placeholder:
     """What stands for an item in a prompt. text: as a chat writes it. token_ids: the tokens of this
     text that the item's tokens take the place of. Both are empty if an encoder-decoder model
-    attends to the item, which then is not in the prompt."""
+    attends to the item, which then is not in the prompt, and if is_first: the item's tokens come
+    before all of the prompt's own tokens, also before the one that begins it."""
 
     text: str
     token_ids: tuple[int, ...]
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
