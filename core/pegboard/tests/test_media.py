@@ -75,7 +75,7 @@ class First(Processor):
 
     def placeholder(self, modality):
         if modality == "image":
-            return Placeholder("", (), is_first=True)
+            return Placeholder("", tuple(b"ok"), is_first=True, ending=tuple(b"!?"))
         return Processor.placeholder(self, modality)
 '''
 MakeBuilder = Callable[..., RequestBuilder]
@@ -135,17 +135,39 @@ def test_items_before_the_prompt(make_builder: MakeBuilder) -> None:
     builder = make_builder("First")
     assert builder.placeholders == {"image": "", "audio": "<a>"}
     request = built(builder, data("x<a>y", ["ab", "c..de"], audio="f"))
-    assert request.prompt_token_ids == [*b"abc..de", BOS, *b"xfy"]
+    assert request.prompt_token_ids == [*b"abc..de", BOS, *b"xfy!?"]
     shown = [(item.modality, item.places) for item in request.media]
     assert shown == [
         ("image", ((0, 2),)),
         ("image", ((2, 1), (5, 2))),
         ("audio", ((9, 1),)),
     ]
-    assert request.token_inputs == {"sizes": [2, 2, 5, 5, 5, 5, 5, 0, 0, 1, 0]}
+    assert request.token_inputs == {"sizes": [2, 2, 5, 5, 5, 5, 5, 0, 0, 1, 0, 0, 0]}
     assert built(builder, data("xy")).prompt_token_ids == [BOS, *b"xy"]
     with pytest.raises(RequestError, match="fewer placeholders '<a>' than items of type audio"):
         built(builder, data("x", "ab", audio="f"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"ok<a>y", b"abcdfy!?"),
+        (b"o<a>k!?", b"abcdofk!?"),
+        (b"<a>ok!", b"abcdfok!!?"),
+        (b"ok<a>ok", b"abcdfok!?"),
+    ],
+)
+def test_the_ends_of_a_prompt(make_builder: MakeBuilder, text: bytes, expected: bytes) -> None:
+    """The first tokens are left out for an item, and the last ones are not written twice."""
+    items = {"image": ["ab", "cd"], "audio": "f"}
+    prompt = {"prompt_token_ids": [*text], "multi_modal_data": items}
+    request = built(make_builder("First"), prompt)
+    assert request.prompt_token_ids == [*expected]
+
+
+def test_a_prompt_without_items_before_it_stays(make_builder: MakeBuilder) -> None:
+    prompt = {"prompt_token_ids": [*b"ok<a>"], "multi_modal_data": {"audio": "f"}}
+    assert built(make_builder("First"), prompt).prompt_token_ids == [*b"okf"]
 
 
 def test_token_ids_may_have_placeholders(make_builder: MakeBuilder) -> None:

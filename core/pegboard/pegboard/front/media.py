@@ -90,7 +90,8 @@ class MediaInputs:
                 self._processor if "transcribes" in spec.flags else None
             )
             every = self._placeholders.values()
-            self._firsts = {each.token_ids[0] for each in every if each.token_ids}
+            inside = [each for each in every if each.token_ids and not each.is_first]
+            self._firsts = {each.token_ids[0] for each in inside}
             self.feeds_encoder = not all(each.token_ids or each.is_first for each in every)
             self.texts = {name: each.text for name, each in self._placeholders.items()}
             reader = import_part(entry, spec.reader, "reader")
@@ -115,8 +116,12 @@ class MediaInputs:
             name: [source for source in sources if source.modality == name]
             for name in self._placeholders
         }
+        kinds = [self._placeholders[source.modality] for source in sources]
+        done = _start([each.token_ids for each in kinds if each.is_first], token_ids)
         places: list[tuple[int, str | None]] = [
-            (0, each.modality) for each in sources if self._placeholders[each.modality].is_first
+            (done, source.modality)
+            for source, kind in zip(sources, kinds, strict=True)
+            if kind.is_first
         ]
         places += [
             (place, self._modality_at(token_ids, place))
@@ -126,7 +131,6 @@ class MediaInputs:
         expanded: list[int] = []
         items: list[MediaItem] = []
         placed: list[PlacedItem] = []
-        done = 0
         for place, modality in places:
             if modality is None or place < done:
                 continue
@@ -140,8 +144,11 @@ class MediaInputs:
             items.append(MediaItem(modality, ready.digest, spans, arrays, was_kept=ready.was_kept))
             expanded += ready.token_ids
             placed.append(PlacedItem(modality, start, len(expanded), ready.facts))
-            done = place + len(self._placeholders[modality].token_ids)
-        expanded += token_ids[done:]
+            placeholder = self._placeholders[modality]
+            done = place if placeholder.is_first else place + len(placeholder.token_ids)
+        ending = next((each.ending for each in kinds if each.ending), ())
+        has_end = tuple(token_ids[max(0, len(token_ids) - len(ending)) :]) == ending
+        expanded += [*token_ids[done:], *(() if has_end else ending)]
         for name, rest in waiting.items():
             if rest:
                 raise self._wrong_number(name, counts[name], "fewer")
@@ -196,7 +203,8 @@ class MediaInputs:
     def _modality_at(self, token_ids: Sequence[int], place: int) -> str | None:
         for name, placeholder in self._placeholders.items():
             target = placeholder.token_ids
-            if target and tuple(token_ids[place : place + len(target)]) == target:
+            is_here = tuple(token_ids[place : place + len(target)]) == target
+            if is_here and not placeholder.is_first:
                 return name
         return None
 
@@ -271,6 +279,12 @@ class ProcessorCache:
         with self._lock:
             self._room += sum(map(_size, self._items.values()))
             self._items.clear()
+
+
+def _start(begins: Sequence[Sequence[int]], token_ids: Sequence[int]) -> int:
+    """Return how many tokens at the beginning of a prompt are one of `begins`."""
+    fits = [begin for begin in begins if [*token_ids[: len(begin)]] == [*begin]]
+    return max(map(len, fits), default=0)
 
 
 def _size(ready: Ready) -> int:
