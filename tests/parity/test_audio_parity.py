@@ -49,6 +49,7 @@ from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.plugins.importing import import_object, import_spec
 from pegboard_media.audio import resample
+from pegboard_models import qformer as qformers
 from pegboard_models.whisper_sizes import LARGE
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.fake_build import fake_build
@@ -446,7 +447,7 @@ def test_values_that_a_config_lacks() -> None:
 def test_values_that_a_granite_config_lacks() -> None:
     theirs = transformers.GraniteSpeechConfig()
     assert granite_sizes.ENCODER.items() <= theirs.encoder_config.to_dict().items()
-    assert granite_sizes.PROJECTOR.items() <= theirs.projector_config.to_dict().items()
+    assert qformers.QFORMER.items() <= theirs.projector_config.to_dict().items()
     assert granite_sizes.WINDOWS.items() <= theirs.to_dict().items()
     assert theirs.audio_token_id == granite_sizes.AUDIO_TOKEN
     head = {"dim_head": theirs.encoder_config.dim_head}

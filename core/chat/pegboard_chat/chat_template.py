@@ -440,7 +440,7 @@ def _joined(parts: list[Any]) -> str:
     texts = []
     for part in parts:
         if isinstance(part, dict) and isinstance(part.get("placeholder"), str):
-            items.append(part["placeholder"])
+            items += [part["placeholder"]] if part["placeholder"] else []
             continue
         text = (
             part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None

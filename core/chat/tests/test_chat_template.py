@@ -104,6 +104,13 @@ def test_splitting_a_string_is_no_walk_over_parts():
     )
 
 
+@pytest.mark.parametrize(("placeholder", "expected"), [("<i>", "<i>\na|"), ("", "a|")])
+def test_placeholders_come_before_the_text(placeholder, expected):
+    """One without a text writes nothing."""
+    parts = [{"type": "text", "text": "a"}, {"type": "image", "placeholder": placeholder}]
+    assert _render(PLAIN, [{"role": "user", "content": parts}]) == expected
+
+
 def test_media_for_a_text_template_is_refused():
     with pytest.raises(RequestError, match="takes text only, got a part of type 'image_url'"):
         _render(

@@ -102,9 +102,13 @@ class ImageProcessor:
                 parameter="mm_processor_kwargs",
             )
 
+    def refuse(self, name: str) -> None:
+        """Take no option of this name."""
+        self.names -= {name}
+
     def fix(self, name: str, value: Any) -> None:
         """Set a value that options cannot change."""
-        self.names -= {name}
+        self.refuse(name)
         self.fixed[name] = value
 
     def __call__(self, images: Any, options: Mapping[str, Any]) -> dict[str, np.ndarray]:

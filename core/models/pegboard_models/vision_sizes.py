@@ -30,6 +30,16 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": 1e-6,
     },
+    "blip_2_vision_model": {
+        "hidden_size": 1408,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 39,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 14,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+    },
     "llama4_vision_model": {
         "hidden_size": 768,
         "intermediate_size": 5632,

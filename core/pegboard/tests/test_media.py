@@ -69,25 +69,35 @@ class Processor:
         for item in items:
             numbers[item.start : item.stop] = [item.facts["size"]] * (item.stop - item.start)
         return {"sizes": numbers}
+
+class First(Processor):
+    """Images come before the prompt."""
+
+    def placeholder(self, modality):
+        if modality == "image":
+            return Placeholder("", tuple(b"ok"), is_first=True, ending=tuple(b"!?"))
+        return Processor.placeholder(self, modality)
 '''
 MakeBuilder = Callable[..., RequestBuilder]
 
 
 @pytest.fixture
 def make_builder(fake_distributions: FakeDistributions) -> MakeBuilder:
-    spec = spec_source(
-        "multimodal_processor",
-        implementation="acme_media_code:Processor",
-        reader="acme_media_code:Reader",
-        modalities=("image", "audio"),
-    )
-    entry = {"multimodal_processor": {"Echo": "acme_media:SPEC"}}
-    modules = {"acme_media": spec, "acme_media_code": SOURCE}
-    fake_distributions.add("acme-media", entry, modules)
+    specs = {
+        name: spec_source(
+            "multimodal_processor",
+            implementation=f"acme_media_code:{kind}",
+            reader="acme_media_code:Reader",
+            modalities=("image", "audio"),
+        )
+        for name, kind in (("acme_media", "Processor"), ("acme_first", "First"))
+    }
+    entry = {"multimodal_processor": {"Echo": "acme_media:SPEC", "First": "acme_first:SPEC"}}
+    fake_distributions.add("acme-media", entry, {**specs, "acme_media_code": SOURCE})
     registry = Registry(fake_distributions.scan())
 
-    def make(**engine: Any) -> RequestBuilder:
-        plan = replace(echo_plan(**engine), multimodal_processor="acme-media:Echo")
+    def make(name: str = "Echo", **engine: Any) -> RequestBuilder:
+        plan = replace(echo_plan(**engine), multimodal_processor=f"acme-media:{name}")
         return RequestBuilder(plan, ByteTokenizer(), registry)
 
     return make
@@ -118,6 +128,46 @@ def test_items_take_the_places_of_their_placeholders(make_builder: MakeBuilder) 
     assert (last.start, last.stop, last.num_rows) == (6, 11, 3)
     array = last.arrays["letters"]
     assert (array.dtype, array.shape, len(array.data)) == ("int32", (5,), 20)
+
+
+def test_items_before_the_prompt(make_builder: MakeBuilder) -> None:
+    """They need no placeholder, and those of other modalities do."""
+    builder = make_builder("First")
+    assert builder.placeholders == {"image": "", "audio": "<a>"}
+    request = built(builder, data("x<a>y", ["ab", "c..de"], audio="f"))
+    assert request.prompt_token_ids == [*b"abc..de", BOS, *b"xfy!?"]
+    shown = [(item.modality, item.places) for item in request.media]
+    assert shown == [
+        ("image", ((0, 2),)),
+        ("image", ((2, 1), (5, 2))),
+        ("audio", ((9, 1),)),
+    ]
+    assert request.token_inputs == {"sizes": [2, 2, 5, 5, 5, 5, 5, 0, 0, 1, 0, 0, 0]}
+    assert built(builder, data("xy")).prompt_token_ids == [BOS, *b"xy"]
+    with pytest.raises(RequestError, match="fewer placeholders '<a>' than items of type audio"):
+        built(builder, data("x", "ab", audio="f"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"ok<a>y", b"abcdfy!?"),
+        (b"o<a>k!?", b"abcdofk!?"),
+        (b"<a>ok!", b"abcdfok!!?"),
+        (b"ok<a>ok", b"abcdfok!?"),
+    ],
+)
+def test_the_ends_of_a_prompt(make_builder: MakeBuilder, text: bytes, expected: bytes) -> None:
+    """The first tokens are left out for an item, and the last ones are not written twice."""
+    items = {"image": ["ab", "cd"], "audio": "f"}
+    prompt = {"prompt_token_ids": [*text], "multi_modal_data": items}
+    request = built(make_builder("First"), prompt)
+    assert request.prompt_token_ids == [*expected]
+
+
+def test_a_prompt_without_items_before_it_stays(make_builder: MakeBuilder) -> None:
+    prompt = {"prompt_token_ids": [*b"ok<a>"], "multi_modal_data": {"audio": "f"}}
+    assert built(make_builder("First"), prompt).prompt_token_ids == [*b"okf"]
 
 
 def test_token_ids_may_have_placeholders(make_builder: MakeBuilder) -> None:

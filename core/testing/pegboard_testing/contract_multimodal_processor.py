@@ -68,7 +68,7 @@ class MultiModalProcessorContract:
         for modality in {modality for modality, _ in self.items()}:
             placeholder = self.processor().placeholder(modality)
             assert isinstance(placeholder, Placeholder)
-            if not placeholder.token_ids:
+            if not placeholder.token_ids or placeholder.is_first:
                 assert not placeholder.text, "an item that is not in the prompt has no text"
                 continue
             ids = self.tokenizer().encode(placeholder.text, add_special_tokens=False)

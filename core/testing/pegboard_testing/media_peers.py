@@ -162,3 +162,21 @@ def internvl_processor(images: Any, tokenizer: Any, *, rows: int) -> Any:
             return None
 
     return ImagesOnly(images, tokenizer, None, image_seq_length=rows)
+
+
+def fuyu_processor(images: Any, tokenizer: Any) -> Any:
+    """Return the processor of transformers for Fuyu. It wants an image processor of tensors."""
+    from transformers import FuyuProcessor
+
+    cut = images.patchify_image
+
+    def patches(image: Any, patch_size: Any) -> Any:
+        return image.new_tensor(cut(image.numpy(), patch_size))[None]
+
+    images.patchify_image = patches
+
+    class WithImages(FuyuProcessor):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, *given: Any) -> Any:
+            return None
+
+    return WithImages(images, tokenizer)

@@ -90,8 +90,9 @@ class MediaInputs:
                 self._processor if "transcribes" in spec.flags else None
             )
             every = self._placeholders.values()
-            self._firsts = {each.token_ids[0] for each in every if each.token_ids}
-            self.feeds_encoder = not all(each.token_ids for each in every)
+            inside = [each for each in every if each.token_ids and not each.is_first]
+            self._firsts = {each.token_ids[0] for each in inside}
+            self.feeds_encoder = not all(each.token_ids or each.is_first for each in every)
             self.texts = {name: each.text for name, each in self._placeholders.items()}
             reader = import_part(entry, spec.reader, "reader")
             self._reader = reader(
@@ -115,12 +116,22 @@ class MediaInputs:
             name: [source for source in sources if source.modality == name]
             for name in self._placeholders
         }
+        kinds = [self._placeholders[source.modality] for source in sources]
+        done = _start([each.token_ids for each in kinds if each.is_first], token_ids)
+        places: list[tuple[int, str | None]] = [
+            (done, source.modality)
+            for source, kind in zip(sources, kinds, strict=True)
+            if kind.is_first
+        ]
+        places += [
+            (place, self._modality_at(token_ids, place))
+            for place, token in enumerate(token_ids)
+            if token in self._firsts
+        ]
         expanded: list[int] = []
         items: list[MediaItem] = []
         placed: list[PlacedItem] = []
-        done = 0
-        for place in [i for i, token in enumerate(token_ids) if token in self._firsts]:
-            modality = self._modality_at(token_ids, place)
+        for place, modality in places:
             if modality is None or place < done:
                 continue
             expanded += token_ids[done:place]
@@ -128,16 +139,19 @@ class MediaInputs:
                 raise self._wrong_number(modality, counts[modality], "more")
             ready = self._ready(waiting[modality].pop(0), prompt)
             start = len(expanded)
-            places = tuple((start + first, count) for first, count in ready.runs)
+            spans = tuple((start + first, count) for first, count in ready.runs)
             arrays = ready.arrays
-            items.append(MediaItem(modality, ready.digest, places, arrays, was_kept=ready.was_kept))
+            items.append(MediaItem(modality, ready.digest, spans, arrays, was_kept=ready.was_kept))
             expanded += ready.token_ids
             placed.append(PlacedItem(modality, start, len(expanded), ready.facts))
-            done = place + len(self._placeholders[modality].token_ids)
-        expanded += token_ids[done:]
-        for modality, rest in waiting.items():
+            placeholder = self._placeholders[modality]
+            done = place if placeholder.is_first else place + len(placeholder.token_ids)
+        ending = next((each.ending for each in kinds if each.ending), ())
+        has_end = tuple(token_ids[max(0, len(token_ids) - len(ending)) :]) == ending
+        expanded += [*token_ids[done:], *(() if has_end else ending)]
+        for name, rest in waiting.items():
             if rest:
-                raise self._wrong_number(modality, counts[modality], "fewer")
+                raise self._wrong_number(name, counts[name], "fewer")
         return Expanded(expanded, tuple(items), self._inputs(expanded, placed))
 
     def _counts(self, sources: "Sequence[MediaSource]") -> Counter[str]:
@@ -189,7 +203,8 @@ class MediaInputs:
     def _modality_at(self, token_ids: Sequence[int], place: int) -> str | None:
         for name, placeholder in self._placeholders.items():
             target = placeholder.token_ids
-            if tuple(token_ids[place : place + len(target)]) == target:
+            is_here = tuple(token_ids[place : place + len(target)]) == target
+            if is_here and not placeholder.is_first:
                 return name
         return None
 
@@ -264,6 +279,12 @@ class ProcessorCache:
         with self._lock:
             self._room += sum(map(_size, self._items.values()))
             self._items.clear()
+
+
+def _start(begins: Sequence[Sequence[int]], token_ids: Sequence[int]) -> int:
+    """Return how many tokens at the beginning of a prompt are one of `begins`."""
+    fits = [begin for begin in begins if [*token_ids[: len(begin)]] == [*begin]]
+    return max(map(len, fits), default=0)
 
 
 def _size(ready: Ready) -> int:

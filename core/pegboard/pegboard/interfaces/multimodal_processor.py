@@ -73,10 +73,15 @@ class MultiModalProcessorSetup:
 class Placeholder:
     """What stands for an item in a prompt. text: as a chat writes it. token_ids: the tokens of this
     text that the item's tokens take the place of. Both are empty if an encoder-decoder model
-    attends to the item, which then is not in the prompt."""
+    attends to the item, which then is not in the prompt.
+    is_first: the items come before the prompt's own tokens, also before the one that begins it. The
+    text is empty. If the prompt begins with token_ids, the items take their place.
+    ending: tokens that come after a prompt with such an item, unless it already ends with them."""
 
     text: str
     token_ids: tuple[int, ...]
+    is_first: bool = False
+    ending: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

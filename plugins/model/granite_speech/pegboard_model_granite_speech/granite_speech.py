@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from pegboard.layers import Build, Linear, read, size_of
 from pegboard_model_granite_speech.conformer import Conformer
-from pegboard_model_granite_speech.qformer import QFormer
 from pegboard_model_granite_speech.sizes import EncoderSizes, Windows
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.parameters import Parameters
+from pegboard_models.qformer import QFormer
 
 
 class GraniteSpeech(WithLanguageModel):
@@ -33,7 +33,9 @@ class GraniteSpeech(WithLanguageModel):
         self.encoder = Conformer(root.at("encoder"), sizes)
         self.windows = Windows.of(config)
         place = root.at("projector").alone()
-        self.qformer = QFormer(place.at("qformer"), config.get("projector_config") or {})
+        self.qformer = QFormer(
+            place.at("qformer"), config.get("projector_config") or {}, "projector_config"
+        )
         width = self.qformer.hidden_size
         self.queries = Parameters(place, {"query": (1, self.windows.rows, width)})
         hidden_size = size_of(text, "hidden_size")

@@ -15,7 +15,8 @@ from pegboard.interfaces.multimodal_processor import (
     Processed,
 )
 from pegboard_media.audio import resample
-from pegboard_model_granite_speech.sizes import AUDIO_TOKEN, Windows, numbers
+from pegboard_model_granite_speech.sizes import AUDIO_TOKEN, Windows
+from pegboard_models.config_numbers import numbers
 from pegboard_models.log_mel import FLOOR, RANGE, extractor_values, hann, powers
 from pegboard_models.processing import refuse_options, token_of
 

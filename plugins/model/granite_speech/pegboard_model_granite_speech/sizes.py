@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegboard.errors import ModelError
+from pegboard_models.config_numbers import numbers
 
 AUDIO_TOKEN = 49155
 ENCODER = {
@@ -22,27 +23,7 @@ ENCODER = {
     "conv_kernel_size": 15,
     "conv_expansion_factor": 2,
 }
-PROJECTOR = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "cross_attention_frequency": 2,
-    "encoder_hidden_size": 1408,
-}
 WINDOWS = {"window_size": 15, "downsample_rate": 5}
-
-
-def numbers(config: Mapping[str, Any], defaults: Mapping[str, int], what: str) -> dict[str, int]:
-    """Return the whole numbers of a config. what: its name, for errors. Raises ModelError."""
-    values = {name: config.get(name, default) for name, default in defaults.items()}
-    for name, value in values.items():
-        if type(value) is not int or value < 1:
-            raise ModelError(
-                f"the checkpoint's {what} has {name}={value!r}; expected a whole number from 1 on. "
-                "Correct it"
-            )
-    return values
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,34 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pegboard.errors import ModelError
 from pegboard.layers import Build, LayerNorm, Linear
-from pegboard_model_granite_speech.sizes import PROJECTOR, numbers
+from pegboard_models.config_numbers import numbers
 from pegboard_models.vision import activation_of
+
+QFORMER = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "cross_attention_frequency": 2,
+    "encoder_hidden_size": 1408,
+}
+"""The numbers that a config has if it says nothing, as in transformers."""
 
 
 class QFormer(nn.Module):
-    """(queries [n, hidden], features [windows, positions, width]) → [windows · n, hidden]."""
+    """(queries [n, hidden], features [windows, positions, width]) → [windows · n, hidden]. what:
+    the name of the config, for errors. Raises ModelError."""
 
-    def __init__(self, build: Build, config: Mapping[str, Any]) -> None:
+    def __init__(self, build: Build, config: Mapping[str, Any], what: str) -> None:
         super().__init__()
-        sizes = numbers(config, PROJECTOR, "projector_config")
+        sizes = numbers(config, QFORMER, what)
+        if sizes["hidden_size"] % sizes["num_attention_heads"]:
+            raise ModelError(
+                f"the checkpoint's {what} has hidden_size={sizes['hidden_size']}; expected a "
+                f"multiple of num_attention_heads={sizes['num_attention_heads']}. Correct it"
+            )
         self.hidden_size = sizes["hidden_size"]
         eps = float(config.get("layer_norm_eps") or 1e-12)
         activation = str(config.get("hidden_act") or "gelu")

@@ -1,0 +1,21 @@
+"""The whole numbers of a checkpoint's config. This module does not import torch, because processors
+read it, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pegboard.errors import ModelError
+
+
+def numbers(config: Mapping[str, Any], defaults: Mapping[str, int], what: str) -> dict[str, int]:
+    """Return the whole numbers of a config. what: its name, for errors. Raises ModelError."""
+    values = {name: config.get(name, default) for name, default in defaults.items()}
+    for name, value in values.items():
+        if type(value) is not int or value < 1:
+            raise ModelError(
+                f"the checkpoint's {what} has {name}={value!r}; expected a whole number from 1 on. "
+                "Correct it"
+            )
+    return values

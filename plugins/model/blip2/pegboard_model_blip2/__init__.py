@@ -1,0 +1,1 @@
+"""BLIP-2: a language model that reads images."""

@@ -1,0 +1,1 @@
+"""Fuyu: a language model that reads patches of images."""
