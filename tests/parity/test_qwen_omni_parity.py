@@ -384,6 +384,18 @@ def test_divided(kind: str, reference: MediaReference, monkeypatch: pytest.Monke
     check_media(reference, some_prompts(kind), num_tokens=3)
 
 
+def test_recorded(kind: str, reference: MediaReference, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pegboard")
+    check_media(reference, some_prompts(kind), block_size=16)
+    assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
+
+
+def test_preempted(kind: str, reference: MediaReference) -> None:
+    prompts = some_prompts(kind)
+    many = [prompts[0], prompts[2], prompts[4]]
+    check_media(reference, many, num_tokens=12, num_gpu_blocks_override=20, max_model_len=60)
+
+
 def test_a_thinker_alone(kind: str, tmp_path: Path) -> None:
     check_media(write(tmp_path, kind, is_whole=False), some_prompts(kind), num_tokens=3)
 

@@ -27,6 +27,10 @@ from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup, P
 from pegboard_media.audio import resample
 from pegboard_models.patch_sizes import AXES
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_multimodal_processor import (
+    MultiModalProcessorContract,
+    random_image,
+)
 from pegboard_testing.media_peers import image_setup, random_audio, random_images, word_tokenizer
 from pegboard_testing.video_peers import as_video, peer_frames, random_video, video_module
 
@@ -53,6 +57,11 @@ MARKS = {
     ],
 }
 PROCESSORS = {"Qwen2_5Omni": Qwen25OmniProcessor, "Qwen3OmniMoe": Qwen3OmniProcessor}
+COUNTS: dict[str, Callable[[int], int]] = {
+    "Qwen2_5Omni": lambda frames: (frames + 1) // 4,
+    "Qwen3OmniMoe": lambda frames: 13 * (frames // 100) + -(-(frames % 100) // 8),
+}
+"""The rows of audio, by the number of its frames."""
 PEERS = {
     "Qwen2_5Omni": (transformers.Qwen2_5OmniProcessor, Qwen2_5OmniThinkerModel),
     "Qwen3OmniMoe": (transformers.Qwen3OmniMoeProcessor, Qwen3OmniMoeThinkerModel),
@@ -106,6 +115,35 @@ def setup_of(folder: Path, kind: str, **changes: Any) -> MultiModalProcessorSetu
 @pytest.fixture(scope="module")
 def ours(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Qwen25OmniProcessor:
     return PROCESSORS[kind](None, setup_of(tmp_path_factory.mktemp(kind), kind))
+
+
+@pytest.mark.usefixtures("folder")
+class TestContract(MultiModalProcessorContract):
+    @pytest.fixture
+    def folder(self, kind: str, tmp_path: Path) -> None:
+        self.kind = kind
+        self.path = tmp_path
+
+    def tokenizer(self) -> Any:
+        return setup_of(self.path, self.kind).tokenizer
+
+    def processor(self) -> Qwen25OmniProcessor:
+        return PROCESSORS[self.kind](None, setup_of(self.path, self.kind))
+
+    def items(self) -> list[tuple[str, Any]]:
+        random = np.random.default_rng(1)
+        sounds = [random.normal(size=count).astype(np.float32) for count in (500, 9_000, 30_001)]
+        sizes = ((20, 30), (7, 50), (9, 9))
+        return [
+            *(("image", random_image(*size)) for size in sizes),
+            *(("video", as_video(random_video(2, *size))) for size in sizes),
+            *(("audio", (sound, RATE)) for sound in sounds),
+        ]
+
+    def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int:
+        if modality == "audio":
+            return COUNTS[self.kind](arrays["input_features"].shape[1])
+        return int(arrays[f"{modality}_grid_thw"].prod()) // 4
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +221,6 @@ def test_the_size_of_videos(kind: str, ours: Any) -> None:
     assert ours.videos["size"] == PEERS[kind][0].videos_kwargs["size"]
 
 
-COUNTS: dict[str, Callable[[int], int]] = {
-    "Qwen2_5Omni": lambda frames: (frames + 1) // 4,
-    "Qwen3OmniMoe": lambda frames: 13 * (frames // 100) + -(-(frames % 100) // 8),
-}
 parts = st.one_of(
     st.integers(1, 9),
     st.tuples(st.just("audio"), st.integers(3, 260)),
