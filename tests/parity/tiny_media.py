@@ -176,6 +176,16 @@ def mixed_prompts(mark: str = "<image>", film: str = "<video>") -> list[Prompt]:
     ]
 
 
+def rows_of(llava: MediaReference, image: Any) -> torch.Tensor:
+    """Return what transformers makes of an image, [1, rows, width]."""
+    given = llava.inputs(prompt(1, image))
+    with torch.no_grad():
+        rows: torch.Tensor = llava.model.model.get_image_features(
+            given["pixel_values"]
+        ).pooler_output
+    return rows if isinstance(rows, torch.Tensor) else torch.stack([*rows])
+
+
 def open_media_llm(directory: Path, **settings: Any) -> LLM:
     return open_llm(
         directory, **{"skip_tokenizer_init": False, "kv_cache_memory_bytes": 8 << 20, **settings}

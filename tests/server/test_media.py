@@ -14,15 +14,16 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from server_process import Server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
-from tiny_media import NUM_TEXT_TOKENS, MediaReference, prompt, write_llava
+from tiny_media import NUM_TEXT_TOKENS, MediaReference, prompt, rows_of, write_llava
 
 from pegboard_testing.contract_multimodal_processor import random_image
 
-MORE = ("--plugins-enable", "api:admin", "--trust-request-mm-kwargs")
+MORE = ("--plugins-enable", "api:admin", "--trust-request-mm-kwargs", "--enable-mm-embeds")
 IMAGES = [random_image(40, 20, seed=1), random_image(13, 50, seed=2)]
 
 
@@ -108,6 +109,37 @@ def test_a_file_and_its_data_are_the_same_item(
     path = folder / "1.png"
     by_file = asked(server, part(path.as_uri()), "w9", ignore_eos=True)
     assert text_of(by_data) == text_of(by_file) == expected(llava, IMAGES[1], 9)
+
+
+def rows_part(rows: Any, **more: Any) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(rows, file)
+    text = base64.b64encode(file.getvalue()).decode()
+    return {"type": "image_embeds", "image_embeds": text, **more}
+
+
+def test_rows_in_place_of_an_image(server: Server, llava: MediaReference) -> None:
+    """They are answered as the image is."""
+    rows = rows_of(llava, IMAGES[0])[0]
+    answer = asked(server, "w7", rows_part(rows), "w8", part(url_of(IMAGES[1])), ignore_eos=True)
+    assert text_of(answer) == expected(llava, 7, IMAGES[0], 8, IMAGES[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"type": "image_embeds"}, "base64 of a tensor"),
+        ({"type": "image_embeds", "image_embeds": "AAAA"}, "safetensors file"),
+        (rows_part(torch.ones(16, 33)), "the shape [tokens, 32]"),
+        (rows_part(torch.full((16, 32), float("nan"))), "finite"),
+        (rows_part([1, 2]), "one dense tensor"),
+        (rows_part(torch.ones(300, 32)), "tokens, with those of its media"),
+        ({**rows_part(torch.ones(16, 32)), "type": "audio_embeds"}, "base64 of a tensor"),
+    ],
+)
+def test_rows_that_are_refused(server: Server, given: dict[str, Any], told: str) -> None:
+    answer = asked(server, "w7", given)
+    assert answer.status_code == 400 and told in answer.json()["error"]["message"]
 
 
 def test_a_stream(server: Server, llava: MediaReference) -> None:

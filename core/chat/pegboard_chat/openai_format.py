@@ -11,6 +11,7 @@ from pegboard.data.output import Logprob
 from pegboard.errors import MalformedRequest, RequestError
 from pegboard_chat.request_body import decode_json, wrong
 from pegboard_chat.request_limits import check_counts, check_depth
+from pegboard_chat.tensors import read_tensor
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 MEDIA_PARTS = {kind for kind in PARTS if kind != "image_pil"} | {"input_image"}
@@ -101,8 +102,14 @@ def _is_media(part: Any) -> bool:
 
 
 def media_part(part: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return an image, audio or video in the form of chats. path: of the field, for errors."""
-    if part["type"] == "input_image":
+    """Return an image, audio or video in the form of chats. path: of the field, for errors. Raises
+    RequestError for rows that cannot be read."""
+    kind = part["type"]
+    if kind.endswith("_embeds"):
+        if not isinstance(text := part.get(kind), str):
+            raise wrong(f"{path}.{kind}", "base64 of a tensor [rows, width]", text)
+        part = {**part, kind: read_tensor(text, path)}
+    if kind == "input_image":
         part = {"type": "image_url", "image_url": {"url": part.get("image_url")}}
     return {"path": path, **part}
 

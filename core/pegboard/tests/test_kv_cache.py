@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from pegboard.config.schema import EngineConfig, Settings
 from pegboard.data.batch import TransferReport
-from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds
+from pegboard.data.prompt_embeds import PromptEmbeds
+from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors

@@ -318,6 +318,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, doc("Allow sleep levels 1 and 2, which release the memory of an idle engine")
     ] = False
     enable_prompt_embeds: Annotated[bool, doc("Accept prompts that are embeddings")] = False
+    enable_mm_embeds: Annotated[
+        bool, doc("Accept the rows of images, audio and video in place of the items")
+    ] = False
     # images, audio and video
     limit_mm_per_prompt: Annotated[
         dict[str, Any],

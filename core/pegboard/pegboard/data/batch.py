@@ -17,7 +17,8 @@ import numpy as np
 
 from pegboard.data.media import MediaItem
 from pegboard.data.pooling_params import PoolingParams
-from pegboard.data.request import PositionLogprobs, PromptEmbeds
+from pegboard.data.prompt_embeds import PromptEmbeds
+from pegboard.data.request import PositionLogprobs
 from pegboard.data.sampling_params import SamplingParams
 
 Array = np.ndarray

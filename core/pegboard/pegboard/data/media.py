@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pegboard.data.prompt_embeds import PromptEmbeds
 from pegboard.errors import MalformedRequest, RequestError, brief
 
 PARTS = {
@@ -17,6 +18,9 @@ PARTS = {
     "audio_url": "audio",
     "input_audio": "audio",
     "video_url": "video",
+    "image_embeds": "image",
+    "audio_embeds": "audio",
+    "video_embeds": "video",
 }
 """Type of a part of a message → the modality of the item in it. The part has it under a key with
 the name of the type."""
@@ -24,9 +28,9 @@ the name of the type."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSource:
-    """An item as it came with a request. value: a URL, the bytes of a file, or an object such as a
-    PIL image or a numpy array. uuid: what the client calls it; the item counts as the same as one
-    with this name. path: of the field, for errors."""
+    """An item as it came with a request. value: a URL, the bytes of a file, an object such as a PIL
+    image or a numpy array, or the rows of the item, a `PromptEmbeds`. uuid: what the client calls
+    it; the item counts as the same as one with this name. path: of the field, for errors."""
 
     modality: str
     value: Any
@@ -117,6 +121,8 @@ def _source(part: Mapping[str, Any], modality: str, path: str) -> MediaSource:
         raise MalformedRequest(f"{path}: uuid must be a string, got {brief(uuid)}", parameter=path)
     if value is None and uuid is not None:  # the item is known
         return MediaSource(modality=modality, value=None, uuid=uuid, path=path)
+    if kind.endswith("_embeds"):
+        return MediaSource(modality=modality, value=rows_of(value, path), uuid=uuid, path=path)
     if kind == "input_audio":
         value = _audio(value, path)
     elif kind.endswith("_url"):
@@ -125,6 +131,12 @@ def _source(part: Mapping[str, Any], modality: str, path: str) -> MediaSource:
             expected = f"{kind} must be {{'url': …}}, got {brief(part.get(kind))}"
             raise MalformedRequest(f"{path}: {expected}", parameter=path)
     return MediaSource(modality=modality, value=value, uuid=uuid, path=path)
+
+
+def rows_of(value: Any, path: str) -> PromptEmbeds:
+    """Return the rows of an item, which a client has made. Raises RequestError, which names `path`,
+    if they are something else."""
+    return value if isinstance(value, PromptEmbeds) else PromptEmbeds.of(value, path=path)
 
 
 def _audio(value: Any, path: str) -> str:

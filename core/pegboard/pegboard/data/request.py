@@ -3,13 +3,13 @@ numpy, because the API process does not load it."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import msgspec
 
 from pegboard.data.media import MediaItem
 from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.prompt_embeds import PromptEmbeds
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import RequestError
 
@@ -43,48 +43,6 @@ class LoRARequest(msgspec.Struct, frozen=True):
                 f"lora_int_id must be an integer from 1 to 2⁶³ - 1, got {number!r:.60}",
                 parameter="lora_int_id",
             )
-
-
-EMBEDS_DTYPES = ("float32", "float16", "bfloat16")
-
-
-class PromptEmbeds(msgspec.Struct, frozen=True):
-    """A span of a prompt as embeddings: what `Model.embed` would return for its tokens. data: the
-    rows one after the other, little-endian. dtype: float32, float16 or bfloat16. shape: (tokens,
-    width). start: position of the first row in the prompt. The engine checks all of it."""
-
-    data: bytes
-    dtype: str
-    shape: tuple[int, ...]
-    start: int = 0
-
-    @property
-    def stop(self) -> int:
-        """The position after the last row."""
-        return self.start + (self.shape[0] if self.shape else 0)
-
-    @classmethod
-    def of(cls, value: Any, start: int = 0) -> "PromptEmbeds":
-        """Return a torch tensor or a numpy array as plain values. Its shape is [tokens, width] or
-        [1, tokens, width]. Raises RequestError for anything else; the engine checks the position,
-        the width and the values."""
-        dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
-        if dtype not in EMBEDS_DTYPES:
-            got = f"dtype {dtype}" if dtype else type(value).__name__
-            raise _wrong_embeds(
-                f"expected a torch tensor or a numpy array of {', '.join(EMBEDS_DTYPES)}, got {got}"
-            )
-        shape = tuple(value.shape)
-        shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
-        if len(shape) != 2:
-            raise _wrong_embeds(f"expected the shape [tokens, width], got {list(value.shape)}")
-        if hasattr(value, "detach"):  # a tensor, so torch is loaded
-            value = value.detach().cpu().contiguous().view(sys.modules["torch"].uint8).numpy()
-        return cls(value.tobytes(), dtype, shape, start)
-
-
-def _wrong_embeds(reason: str) -> RequestError:
-    return RequestError(f"prompt_embeds: {reason}", parameter="prompt_embeds")
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):

@@ -122,7 +122,9 @@ def _build(registry: Registry, plan: EnginePlan, in_program: bool) -> Engine:
         decisions=registry.describe_decisions,
         can_sleep=config.enable_sleep_mode,
         describe_update=partial(describe_update, registry, plan),
-        embedding_size=executor.call("embedding_size")[0] if config.enable_prompt_embeds else 0,
+        embedding_size=executor.call("embedding_size")[0]
+        if config.enable_prompt_embeds or config.enable_mm_embeds
+        else 0,
     )
     return Engine(parts)
 

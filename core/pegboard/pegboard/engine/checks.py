@@ -14,7 +14,7 @@ def check_request(
 ) -> None:
     """Raise RequestError, which names the field, if the request cannot be served under `limits`.
     has_priority: the scheduling policy honours `priority`. embedding_size: the width of prompt
-    embeddings; 0 = they are off. The engine checks grammars."""
+    embeddings. The engine checks grammars."""
     _check_prompt(request, limits)
     check_whole(request, limits)
     if request.prompt_embeds:

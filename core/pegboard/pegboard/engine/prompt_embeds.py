@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pegboard.data.request import PromptEmbeds
-from pegboard.errors import RequestError
+from pegboard.data.prompt_embeds import PromptEmbeds, wrong_embeds
 
 _FORMS = {"float32": ("<u4", 0x7F800000), "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80)}
 """dtype → the integers of its bits, and the bits of the exponent. All of them are set in NaN and in
@@ -17,48 +16,44 @@ infinity."""
 
 def check_embeds(spans: Sequence[PromptEmbeds], width: int, num_tokens: int) -> None:
     """Raise RequestError unless these are finite rows of `width` numbers, at positions of a prompt
-    of `num_tokens` tokens. width: 0 = prompts as embeddings are off."""
-    if not width:
-        raise _refuse(
-            "prompts as embeddings are off; start with enable_prompt_embeds "
-            "(--enable-prompt-embeds)"
-        )
+    of `num_tokens` tokens."""
     end = 0
     for span in spans:
         _check_rows(span, width)
         if span.start < end or span.stop > num_tokens:
-            raise _refuse(
+            raise wrong_embeds(
+                span.path,
                 f"the rows for the positions {span.start} to {span.stop - 1} of the prompt must be "
-                f"in the positions {end} to {num_tokens - 1}, which are still free"
+                f"in the positions {end} to {num_tokens - 1}, which are still free",
             )
         end = span.stop
 
 
-def _refuse(reason: str) -> RequestError:
-    return RequestError(f"prompt_embeds: {reason}", parameter="prompt_embeds")
-
-
 def _check_rows(embeds: PromptEmbeds, width: int) -> None:
     if embeds.dtype not in _FORMS:
-        raise _refuse(f"dtype must be one of {', '.join(_FORMS)}, got {embeds.dtype:.40}")
+        known = ", ".join(_FORMS)
+        raise wrong_embeds(embeds.path, f"dtype must be one of {known}, got {embeds.dtype:.40}")
     if len(embeds.shape) != 2 or embeds.shape[0] < 1 or embeds.shape[1] != width:
-        raise _refuse(
+        raise wrong_embeds(
+            embeds.path,
             f"expected the shape [tokens, {width}] of this model's embeddings, got "
-            f"{list(embeds.shape)}"
+            f"{list(embeds.shape)}",
         )
     integers, exponent = _FORMS[embeds.dtype]
     expected = embeds.shape[0] * width * np.dtype(integers).itemsize
     if len(embeds.data) != expected:
-        raise _refuse(
+        raise wrong_embeds(
+            embeds.path,
             f"{list(embeds.shape)} numbers of {embeds.dtype} are {expected} bytes, got "
-            f"{len(embeds.data)}"
+            f"{len(embeds.data)}",
         )
     bits = np.frombuffer(embeds.data, integers)
     broken = np.flatnonzero(bits & exponent == exponent)
     if len(broken):
-        raise _refuse(
+        raise wrong_embeds(
+            embeds.path,
             f"row {broken[0] // width} has a value that is NaN or infinite; every value must be "
-            "finite"
+            "finite",
         )
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from pegboard.data.media import MediaItem
 from pegboard.data.pooling_params import PoolingParams
-from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds, RequestDelta
+from pegboard.data.prompt_embeds import PromptEmbeds
+from pegboard.data.request import EngineRequest, LoRARequest, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.whole_spans import Span, whole_spans
 from pegboard.interfaces.scheduling_policy import RequestStatus

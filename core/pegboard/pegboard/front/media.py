@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from pegboard.data.media import MediaArray, MediaItem, MediaSource, no_media
+from pegboard.data.prompt_embeds import PromptEmbeds, wrong_embeds
 from pegboard.errors import RequestError, blame, expect
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.multimodal_processor import (
@@ -34,17 +35,19 @@ GIB = 2**30
 
 
 class Expanded(NamedTuple):
-    """A prompt with the tokens of its items. inputs: other inputs of the model, for each token."""
+    """A prompt with the tokens of its items. rows: of items whose rows the client has made, which
+    the engine takes as embeddings. inputs: other inputs of the model, for each token."""
 
     token_ids: list[int]
     items: tuple[MediaItem, ...]
+    rows: tuple[PromptEmbeds, ...]
     inputs: dict[str, list[int]]
 
 
 class Ready(NamedTuple):
     """A processed item. digest: has the number of rows, because a client may give one name to items
     of different sizes. runs: (first token, number) of the tokens that are rows. was_kept: it comes
-    from the cache."""
+    from the cache. rows: those that the client has made; None = the model makes them."""
 
     digest: str
     token_ids: list[int]
@@ -52,6 +55,7 @@ class Ready(NamedTuple):
     arrays: dict[str, MediaArray]
     facts: Mapping[str, Any]
     was_kept: bool = False
+    rows: PromptEmbeds | None = None
 
 
 def make_media(
@@ -73,6 +77,7 @@ class MediaInputs:
         assert isinstance(spec, MultiModalProcessorSpec)
         self._plugin = entry.id
         self._options = dict(engine.mm_processor_kwargs or {})
+        self._takes_rows = engine.enable_mm_embeds
         setup = MultiModalProcessorSetup(plan.checkpoint, tokenizer)
         self._processor = registry.build(entry, setup)
         self._limits = {
@@ -130,6 +135,7 @@ class MediaInputs:
         ]
         expanded: list[int] = []
         items: list[MediaItem] = []
+        rows: list[PromptEmbeds] = []
         placed: list[PlacedItem] = []
         for place, modality in places:
             if modality is None or place < done:
@@ -140,8 +146,13 @@ class MediaInputs:
             ready = self._ready(waiting[modality].pop(0), prompt)
             start = len(expanded)
             spans = tuple((start + first, count) for first, count in ready.runs)
-            arrays = ready.arrays
-            items.append(MediaItem(modality, ready.digest, spans, arrays, was_kept=ready.was_kept))
+            if ready.rows is None:
+                item = MediaItem(
+                    modality, ready.digest, spans, ready.arrays, was_kept=ready.was_kept
+                )
+                items.append(item)
+            else:
+                rows += parts_of(ready.rows, spans)
             expanded += ready.token_ids
             placed.append(PlacedItem(modality, start, len(expanded), ready.facts))
             placeholder = self._placeholders[modality]
@@ -152,7 +163,8 @@ class MediaInputs:
         for name, rest in waiting.items():
             if rest:
                 raise self._wrong_number(name, counts[name], "fewer")
-        return Expanded(expanded, tuple(items), self._inputs(expanded, placed))
+        inputs = self._inputs(expanded, placed)
+        return Expanded(expanded, tuple(items), tuple(rows), inputs)
 
     def _counts(self, sources: "Sequence[MediaSource]") -> Counter[str]:
         """Return how many items of each modality there are."""
@@ -182,7 +194,7 @@ class MediaInputs:
         item = MediaItem(
             source.modality, ready.digest, ((0, 1),), ready.arrays, num_rows, ready.was_kept
         )
-        return Expanded([*token_ids], (item,), {})
+        return Expanded([*token_ids], (item,), (), {})
 
     def _inputs(
         self, token_ids: Sequence[int], placed: Sequence[PlacedItem]
@@ -219,6 +231,8 @@ class MediaInputs:
     def _ready(self, source: MediaSource, prompt: Prompt) -> Ready:
         """Return a processed item, from the cache if it was there before. A name counts among
         requests with the same salt."""
+        if isinstance(source.value, PromptEmbeds):
+            return self._given(source, source.value)
         options = {**self._options, **prompt.media_options}
         how = msgspec.json.encode(options, order="sorted", enc_hook=repr)
         kind = source.modality.encode()
@@ -248,6 +262,25 @@ class MediaInputs:
             raise RequestError(f"{source.path}: {error}", parameter=source.path) from error
         self._cache.put(digest, ready)
         return ready
+
+    def _given(self, source: MediaSource, rows: PromptEmbeds) -> Ready:
+        """Return an item whose rows the client has made."""
+        if not self._takes_rows:
+            raise wrong_embeds(
+                source.path,
+                "the rows of items are off; start with enable_mm_embeds (--enable-mm-embeds)",
+            )
+        place = getattr(self._processor, "place_rows", None)
+        if place is None:
+            raise wrong_embeds(source.path, "this model takes items only, and not their rows")
+        if rows.shape[0] < 1:
+            raise wrong_embeds(source.path, "an item needs at least one row")
+        with blame(self._plugin):
+            placed = place(source.modality, rows.shape[0])
+            ready = _ready_of("", expect(placed, Processed, self._processor, "place_rows"))
+            if sum(count for _, count in ready.runs) != rows.shape[0]:
+                raise ValueError(f"place_rows() must place {rows.shape[0]} rows")
+        return ready._replace(rows=rows)
 
 
 class ProcessorCache:
@@ -285,6 +318,18 @@ def _start(begins: Sequence[Sequence[int]], token_ids: Sequence[int]) -> int:
     """Return how many tokens at the beginning of a prompt are one of `begins`."""
     fits = [begin for begin in begins if [*token_ids[: len(begin)]] == [*begin]]
     return max(map(len, fits), default=0)
+
+
+def parts_of(rows: PromptEmbeds, places: Sequence[tuple[int, int]]) -> list[PromptEmbeds]:
+    """Return the rows of an item as spans of the prompt. places: (first position, number)."""
+    size = len(rows.data) // rows.shape[0]
+    first = 0
+    parts = []
+    for start, count in places:
+        data = rows.data[first * size : (first + count) * size]
+        parts.append(PromptEmbeds(data, rows.dtype, (count, rows.shape[1]), start, rows.path))
+        first += count
+    return parts
 
 
 def _size(ready: Ready) -> int:

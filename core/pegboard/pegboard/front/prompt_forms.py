@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pegboard.data.media import MediaSource
-from pegboard.data.request import PromptEmbeds
+from pegboard.data.media import PARTS, MediaSource, rows_of
+from pegboard.data.prompt_embeds import PromptEmbeds, wrong_embeds
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import Prompt
 
 PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
 
 _MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+ROWS = {kind: modality for kind, modality in PARTS.items() if kind.endswith("_embeds")}
+"""Names under which multi_modal_data has the rows of items."""
 _PARTS = ("encoder_prompt", "decoder_prompt")
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", *_MEDIA_KEYS)
 
@@ -136,24 +138,44 @@ def _is_video(modality: str, values: list[Any]) -> bool:
     )
 
 
+def _is_rows(values: Any) -> bool:
+    """Return whether this is a torch tensor of the rows of items, [items, rows, width]."""
+    is_tensor = getattr(values, "ndim", 0) == 3 and hasattr(values, "is_floating_point")
+    return is_tensor and bool(values.is_floating_point())
+
+
+def _items(name: str, values: Any) -> list[Any]:
+    """Return the items of multi_modal_data[name]."""
+    if name in ROWS or _is_rows(values):
+        if not isinstance(values, list) and getattr(values, "ndim", 0) != 3:
+            raise wrong_embeds(
+                f"multi_modal_data.{name}",
+                "expected a tensor [items, rows, width] or a list with [rows, width] of each item",
+            )
+        return [rows_of(each, f"multi_modal_data.{name}") for each in values]
+    return values if isinstance(values, list) and not _is_video(name, values) else [values]
+
+
 def _media(data: Any, uuids: Any) -> list[MediaSource]:
     """Return the items of a prompt. data: modality → an item or a list of items; None = it is known
-    by its uuid. uuids: in the same form."""
+    by its uuid. Rows of items are a tensor [items, rows, width], or a list under image_embeds,
+    audio_embeds or video_embeds. uuids: in the same form."""
     sources = []
     data = _mapping({"multi_modal_data": data}, "multi_modal_data")
     names = _mapping({"multi_modal_uuids": uuids}, "multi_modal_uuids")
-    for modality, values in data.items():
-        items = values if isinstance(values, list) and not _is_video(modality, values) else [values]
-        given = names.get(modality)
+    for name, values in data.items():
+        modality = ROWS.get(name, name)
+        items = _items(name, values)
+        given = names.get(name)
         of_items = given if isinstance(given, list) else [given]
         if given is not None and len(of_items) != len(items):
             raise RequestError(
                 f"multi_modal_uuids has {len(of_items)} names for {len(items)} items of type "
-                f"{modality}; give one for each",
+                f"{name}; give one for each",
                 parameter="multi_modal_uuids",
             )
         of_items = of_items if given is not None else [None] * len(items)
         for index, (item, uuid) in enumerate(zip(items, of_items, strict=True)):
-            path = f"multi_modal_data.{modality}[{index}]"
+            path = f"multi_modal_data.{name}[{index}]"
             sources.append(MediaSource(modality=str(modality), value=item, uuid=uuid, path=path))
     return sources

@@ -14,6 +14,7 @@ from pegboard.config.schema import structured_outputs_config
 from pegboard.data.logprobs import TokenTexts
 from pegboard.data.media import no_media
 from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.prompt_embeds import wrong_embeds
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame, expect
@@ -135,7 +136,7 @@ class RequestBuilder:
             cache_salt=prompt.cache_salt,
             lora=lora,
             kv_transfer_params=self._kv_parameters(params),
-            prompt_embeds=tuple(prompt.embeds),
+            prompt_embeds=tuple(prompt.embeds) or expanded.rows,
             media=expanded.items,
             token_inputs=expanded.inputs,
         )
@@ -180,6 +181,7 @@ class RequestBuilder:
             request_id=request_id,
             prompt_token_ids=expanded.token_ids,
             media=expanded.items,
+            prompt_embeds=expanded.rows,
             token_inputs={TOKEN_TYPES: list(types)} if types else expanded.inputs,
             params=unused,
             arrival_s=arrival_s,
@@ -325,6 +327,12 @@ class RequestBuilder:
                     f"{name} needs the token ids of the prompt, and prompt_embeds has none",
                     parameter=name,
                 )
+        if not self.plan.settings.engine.enable_prompt_embeds:
+            raise wrong_embeds(
+                "prompt_embeds",
+                "prompts as embeddings are off; start with enable_prompt_embeds "
+                "(--enable-prompt-embeds)",
+            )
         longest = self.plan.max_model_len - 1
         if prompt.token_ids is not None:
             token_ids, types = self._token_ids(prompt, None, longest)
@@ -341,7 +349,7 @@ class RequestBuilder:
     ) -> Expanded:
         """Return the prompt with its images, audio and video."""
         if not prompt.media and not self._feeds_encoder:
-            return Expanded(token_ids, (), {})
+            return Expanded(token_ids, (), (), {})
         if self._media is None:
             raise no_media(prompt.media[0].modality, prompt.media[0].path, ())
         if params.truncate_prompt_tokens is not None or prompt.embeds:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pegboard.data.media import MediaSource
     from pegboard.data.output import RequestOutput
     from pegboard.data.pooling_params import PoolingParams
-    from pegboard.data.request import LoRARequest, PromptEmbeds
+    from pegboard.data.prompt_embeds import PromptEmbeds
+    from pegboard.data.request import LoRARequest
     from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
     from pegboard.interfaces.builtin_tool import BuiltinTool
     from pegboard.interfaces.metrics import MetricsSink

@@ -117,6 +117,15 @@ class MultiModalProcessor(Protocol):
         options that it does not take."""
 
 
+class PlacesRows(Protocol):
+    """An addition to the MultiModalProcessor: clients may send the rows of an item in its place
+    (enable_mm_embeds)."""
+
+    def place_rows(self, modality: str, num_rows: int) -> Processed:
+        """Return the tokens of an item with this many rows, at least one, without arrays. Raises
+        RequestError for a number that no item has."""
+
+
 class PromptInputs(Protocol):
     """An addition to the MultiModalProcessor, for models that declare inputs or axes."""
 

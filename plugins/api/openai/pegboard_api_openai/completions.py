@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
-from pegboard.data.request import PromptEmbeds
+from pegboard.data.prompt_embeds import PromptEmbeds, wrong_embeds
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import EngineClient, Prompt
@@ -23,13 +23,13 @@ from pegboard_api_openai.answer import (
     prompt_logprobs,
 )
 from pegboard_api_openai.fields import CompletionRequest
-from pegboard_api_openai.prompt_embeds import read_embeds
 from pegboard_api_openai.sampling import completion_params
 from pegboard_chat.off_loop import SMALL_BYTES, off_loop
 from pegboard_chat.openai_format import LOWEST, Step, TokenNames
 from pegboard_chat.outputs import check_finished
 from pegboard_chat.prompt_field import read_prompts
 from pegboard_chat.request_body import parse_body
+from pegboard_chat.tensors import read_tensor
 from pegboard_server.json_api import served_model
 
 Given = str | list[int] | PromptEmbeds
@@ -97,6 +97,25 @@ class CompletionRoute:
             else:
                 streams.append(self._client.generate(prompt, params, options))
         return merge(streams)
+
+
+def read_embeds(value: str | list[str] | None, *, is_on: bool) -> list[PromptEmbeds]:
+    """Return the prompts of the field `prompt_embeds`. Raises RequestError, also if it is given
+    although it is off."""
+    if value is None:
+        return []
+    if not is_on:
+        raise wrong_embeds(
+            "prompt_embeds",
+            "prompts as embeddings are off; start the server with --enable-prompt-embeds",
+        )
+    try:
+        if isinstance(value, str):
+            return [read_tensor(value, "prompt_embeds")]
+        return [read_tensor(each, f"prompt_embeds[{index}]") for index, each in enumerate(value)]
+    except RequestError as error:
+        error.parameter = "prompt_embeds"
+        raise
 
 
 def _prompt(request: CompletionRequest, value: Given) -> Prompt:

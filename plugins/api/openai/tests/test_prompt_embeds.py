@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from pegboard_api_openai import completions
-from pegboard_api_openai.prompt_embeds import read_embeds
+from pegboard_api_openai.completions import read_embeds
 from safetensors.torch import save
 
 from pegboard.errors import RequestError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,5 +50,8 @@ class AriaProcessor:
         sides = np.stack([mask.any(2).sum(1), mask.any(1).sum(1)], 1)
         most = pixels.shape[-1] // self.patch
         patches = np.minimum(-(-sides // self.patch), most).astype(np.int64)
-        tokens = [self.token] * (len(pixels) * self.queries[count])
-        return Processed(tokens, {"pixel_values": pixels, "patches": patches})
+        arrays = {"pixel_values": pixels, "patches": patches}
+        return replace(self.place_rows(modality, len(pixels) * self.queries[count]), arrays=arrays)
+
+    def place_rows(self, modality: str, num_rows: int) -> Processed:
+        return Processed([self.token] * num_rows, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,9 @@ class InternVLProcessor:
         options turn it off."""
         output = self.images([value], {"crop_to_patches": True, **options})
         pixels = square_pixels(output["pixel_values"], self.size)
-        tokens = [self.start, *[self.token] * (len(pixels) * self.num_rows), self.end]
-        is_row = np.array(tokens) == self.token
-        return Processed(tokens, {"pixel_values": pixels}, is_row)
+        placed = self.place_rows(modality, len(pixels) * self.num_rows)
+        return replace(placed, arrays={"pixel_values": pixels})
+
+    def place_rows(self, modality: str, num_rows: int) -> Processed:
+        tokens = [self.start, *[self.token] * num_rows, self.end]
+        return Processed(tokens, {}, np.array(tokens) == self.token)

@@ -58,6 +58,10 @@ class LlavaProcessor:
         """The features of one image of the tower's size."""
         return self.sizes.num_positions - self.selection.drops_first
 
+    def place_rows(self, modality: str, num_rows: int) -> Processed:
+        tokens = self.placeholder(modality).token_ids
+        return Processed([*tokens] * num_rows, {})
+
     def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
         """The array is pixel_values, float32 [3, size, size]."""
         pixels = square_pixels(

@@ -53,6 +53,9 @@ class Qwen2AudioProcessor:
         arrays = {"input_features": features, "num_frames": np.array([count], np.int64)}
         return Processed([self.token] * num_rows, arrays)
 
+    def place_rows(self, modality: str, num_rows: int) -> Processed:
+        return Processed([self.token] * num_rows, {})
+
     def num_rows(self, count: int) -> int:
         """Return the rows of an item with this number of frames that sound."""
         if count < 3:

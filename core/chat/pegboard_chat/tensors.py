@@ -1,5 +1,5 @@
-"""Prompts as embeddings in request bodies: base64 of a safetensors file, of an .npy array or of
-what torch.save writes.
+"""Embeddings in request bodies: base64 of a safetensors file, of an .npy array or of what
+torch.save writes.
 
 A request is not trusted. No pickle is run, no library reads a file, and nothing larger than the
 body is allocated: each reader compares the shape with the bytes that are there. What torch.save
@@ -24,8 +24,7 @@ from typing import Any
 
 import msgspec
 
-from pegboard.data.request import PromptEmbeds
-from pegboard.errors import RequestError
+from pegboard.data.prompt_embeds import PromptEmbeds, wrong_embeds
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_MEMBERS = 64
@@ -50,38 +49,24 @@ STORAGES = {
 }
 
 
-def read_embeds(value: str | list[str] | None, *, is_on: bool) -> list[PromptEmbeds]:
-    """Return the prompts of the field `prompt_embeds`. Raises RequestError, also if it is given
-    although it is off."""
-    if value is None:
-        return []
-    if not is_on:
-        raise _refused(
-            "prompt_embeds",
-            "prompts as embeddings are off; start the server with --enable-prompt-embeds",
-        )
-    if isinstance(value, str):
-        return [_read(value, "prompt_embeds")]
-    return [_read(each, f"prompt_embeds[{index}]") for index, each in enumerate(value)]
-
-
-def _read(text: str, path: str) -> PromptEmbeds:
+def read_tensor(text: str, path: str) -> PromptEmbeds:
+    """Return the rows in a text. path: of the field, for errors. Raises RequestError."""
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise _refused(path, f"expected base64: {error}") from error
+        raise wrong_embeds(path, f"expected base64: {error}") from error
     try:
         if data[:2] == b"PK":
-            return _torch(data)
+            return msgspec.structs.replace(_torch(data), path=path)
         if data[:6] == b"\x93NUMPY":
-            return _numpy(data)
+            return msgspec.structs.replace(_numpy(data), path=path)
         if data[8:9] == b"{":
-            return _safetensors(data)
+            return msgspec.structs.replace(_safetensors(data), path=path)
     except Exception as error:  # bytes that a client chose
-        raise _refused(
+        raise wrong_embeds(
             path, f"the bytes cannot be read: {type(error).__name__}: {error!s:.200}"
         ) from error
-    raise _refused(
+    raise wrong_embeds(
         path, "expected base64 of a safetensors file, of an .npy array or of what torch.save writes"
     )
 
@@ -194,7 +179,3 @@ def _rows(data: bytes, kind: tuple[str, int], shape: tuple[int, ...]) -> PromptE
             "there"
         )
     return PromptEmbeds(data, name, shape[-2:])
-
-
-def _refused(path: str, reason: str) -> RequestError:
-    return RequestError(f"{path}: {reason}", parameter="prompt_embeds")

@@ -1,0 +1,108 @@
+"""Rows of images that come with a prompt, in place of the images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_mistral3_parity
+import torch
+from tiny_media import (
+    MediaReference,
+    Prompt,
+    check_output,
+    open_media_llm,
+    prompt,
+    rows_of,
+    write_llava,
+)
+
+from pegboard import SamplingParams
+from pegboard.errors import RequestError
+from pegboard_testing.contract_multimodal_processor import random_image
+
+WIDE = random_image(40, 20, seed=1)
+TALL = random_image(13, 50, seed=2)
+ON = {"enable_mm_embeds": True}
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> MediaReference:
+    return write_llava(tmp_path_factory.mktemp("llava"))
+
+
+def with_rows(one: Prompt, name: str, rows: Any) -> Prompt:
+    return {**one, "multi_modal_data": {name: rows}}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_num_batched_tokens": 256, "block_size": 16}, {"enable_prefix_caching": False}],
+)
+def test_logits(llava: MediaReference, settings: dict[str, Any]) -> None:
+    """In each form, beside images, and twice, so that prefixes come from the cache."""
+    one = prompt(5, WIDE, 6, 7)
+    two = prompt(8, TALL, WIDE, 9)
+    wide, tall = (rows_of(llava, image) for image in (WIDE, TALL))
+    both = torch.cat([tall, wide])
+    given = [
+        (one, with_rows(one, "image", wide)),
+        (one, with_rows(one, "image_embeds", [wide[0]])),
+        (two, with_rows(two, "image_embeds", both.numpy())),
+        (two, with_rows(two, "image_embeds", [*both])),
+        (two, two),
+    ]
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+    with open_media_llm(llava.directory, **ON, **settings) as llm:
+        for _ in range(2):
+            answers = llm.generate([each for _, each in given], params, use_tqdm=False)
+            for (image_prompt, _), answer in zip(given, answers, strict=True):
+                check_output(llava, image_prompt, answer.outputs[0], 1e-4)
+
+
+def test_other_rows_are_not_the_same_prefix(llava: MediaReference) -> None:
+    one = prompt(5, WIDE, 6, 7)
+    wide, tall = (rows_of(llava, image) for image in (WIDE, TALL))
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+    with open_media_llm(llava.directory, **ON, block_size=4) as llm:
+        llm.generate([with_rows(one, "image", wide)], params, use_tqdm=False)
+        (answer,) = llm.generate([with_rows(one, "image", tall)], params, use_tqdm=False)
+    check_output(llava, prompt(5, TALL, 6, 7), answer.outputs[0], 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "told"),
+    [
+        ("image_embeds", torch.ones(16, 32), r"expected a tensor \[items, rows, width\]"),
+        ("image_embeds", "rows", r"expected a tensor \[items"),
+        ("image_embeds", ["rows"], "expected a torch tensor or a numpy array"),
+        ("image_embeds", [torch.ones(16)], r"expected the shape \[tokens, width\]"),
+        ("image", torch.ones(1, 16, 33), r"the shape \[tokens, 32\]"),
+        ("image_embeds", [torch.ones(0, 32)], "at least one row"),
+        ("audio_embeds", torch.ones(1, 4, 32), "takes text, image only"),
+    ],
+)
+def test_refused(llava: MediaReference, name: str, rows: Any, told: str) -> None:
+    with open_media_llm(llava.directory, **ON) as llm, pytest.raises(RequestError, match=told):
+        llm.generate([with_rows(prompt(5, WIDE), name, rows)], use_tqdm=False)
+
+
+def test_off(llava: MediaReference) -> None:
+    given = with_rows(prompt(5, WIDE), "image", rows_of(llava, WIDE))
+    with (
+        open_media_llm(llava.directory) as llm,
+        pytest.raises(RequestError, match="enable_mm_embeds"),
+    ):
+        llm.generate([given], use_tqdm=False)
+
+
+def test_a_model_whose_items_have_a_form(tmp_path: Path) -> None:
+    """Mistral's rows have breaks, which rows alone do not tell."""
+    test_mistral3_parity.write("mistral3", tmp_path)
+    given = with_rows(prompt(5, WIDE, mark="[IMG]"), "image", torch.ones(1, 4, 32))
+    with (
+        open_media_llm(tmp_path, **ON) as llm,
+        pytest.raises(RequestError, match="takes items only"),
+    ):
+        llm.generate([given], use_tqdm=False)
