@@ -158,6 +158,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chunks inside an item": {"max_num_batched_tokens": 8},
     "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
     "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
+    "adapters are on": {"enable_lora": True},
 }
 
 
