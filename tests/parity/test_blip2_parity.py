@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,19 @@ def test_logits(reference: MediaReference, settings: dict[str, Any]) -> None:
 def test_another_language_model(tmp_path: Path) -> None:
     text = {"model_type": "llama", **MEDIA_TEXT}
     check_media(write(tmp_path, text_config=text), some_prompts("")[:3], num_tokens=3)
+
+
+def test_values_that_the_text_config_lacks(tmp_path: Path) -> None:
+    """Its head is the embedding."""
+    reference = write(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text("utf-8"))
+    text = config["text_config"]
+    for name in ("tie_word_embeddings", "activation_function", "word_embed_proj_dim"):
+        del text[name]
+    file.write_text(json.dumps(config), "utf-8")
+    assert not any("lm_head" in name for name in load_file(tmp_path / "model.safetensors"))
+    check_media(reference, some_prompts("")[:3], num_tokens=3)
 
 
 def test_divided(reference: MediaReference, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,21 @@ class PreNorm(nn.Module):
         return hidden, residual
 
 
+class PostNorm(nn.Module):
+    """x + norm(part(x)), for one part after the other (OLMo 2, EXAONE 4, Chameleon). parts: (part,
+    norm of its result)."""
+
+    def __init__(self, *parts: tuple[nn.Module, nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.ModuleList(part) for part in parts)
+        self.steps: list[Any] = [(part.forward, norm) for part, norm in parts]
+
+    def forward(self, hidden: Tensor, residual: None, *step: Any) -> tuple[Tensor, None]:
+        for part, norm in self.steps:
+            hidden = hidden + norm(part(hidden, *step))
+        return hidden, None
+
+
 class SelfAttention(nn.Module):
     """Grouped-query attention with its projections. heads: number of query heads, of KV heads, and
     their channels. norm: of queries and keys, before they are rotated; None = they are not

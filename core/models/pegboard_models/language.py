@@ -57,6 +57,14 @@ SIZES: Mapping[str, Mapping[str, int]] = {
         "num_key_value_heads": 8,
         "vocab_size": 32000,
     },
+    "opt": {
+        "hidden_size": 768,
+        "ffn_dim": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 2048,
+        "vocab_size": 50272,
+    },
     "qwen2": {
         "hidden_size": 4096,
         "intermediate_size": 22016,
@@ -70,6 +78,10 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 not write them."""
 
 
+TIED = frozenset({"opt"})
+"""Language models whose head is the embedding, if their config does not say."""
+
+
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of the language model, with its architecture. Raises ModelError if there is
     none."""
@@ -80,7 +92,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
             f"the checkpoint's text_config has model_type={kind!r}; expected architectures, or one "
             f"of {', '.join(ARCHITECTURES)}"
         )
-    is_tied = config.get("tie_word_embeddings") or text.get("tie_word_embeddings")
+    is_tied = config.get("tie_word_embeddings") or text.get("tie_word_embeddings", kind in TIED)
     names = [ARCHITECTURES[str(kind)]] if kind in ARCHITECTURES else text["architectures"]
     sizes = SIZES.get(str(kind), {})
     return {**sizes, **text, "architectures": names, "tie_word_embeddings": bool(is_tied)}

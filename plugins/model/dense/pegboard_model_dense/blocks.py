@@ -15,6 +15,7 @@ from pegboard_model_dense.architecture import Architecture, ExpertSizes
 from pegboard_model_dense.attention import Step
 from pegboard_model_dense.experts import FlatExperts
 from pegboard_model_dense.rows import ArrangedLinear, Rows
+from pegboard_models import blocks
 from pegboard_models.blocks import ExpertsBlock, PreNorm
 
 PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -54,24 +55,18 @@ def pre_norm(
     )
 
 
-class PostNorm(nn.Module):
-    """x + norm(attention(x)), then x + norm(feed_forward(x)) (OLMo 2, EXAONE 4)."""
+class PostNorm(blocks.PostNorm):
+    """x + norm(attention(x)), then x + norm(feed_forward(x))."""
 
     def __init__(
         self, build: Build, model: Architecture, attention: nn.Module, feed_forward: nn.Module
     ) -> None:
-        super().__init__()
         names = model.names
-        self.attention = attention
-        self.feed_forward = feed_forward
-        self.after_attention, self.after_mlp = (
+        after_attention, after_mlp = (
             model.norm(build.at(name), model.hidden_size, model.eps)
             for name in (names.after_attention, names.after_mlp)
         )
-
-    def forward(self, hidden: Tensor, residual: None, step: Step) -> tuple[Tensor, None]:
-        hidden = hidden + self.after_attention(self.attention.forward(hidden, step))
-        return hidden + self.after_mlp(self.feed_forward.forward(hidden)), None
+        super().__init__((attention, after_attention), (feed_forward, after_mlp))
 
 
 class Parallel(nn.Module):

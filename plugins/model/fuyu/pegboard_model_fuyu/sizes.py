@@ -22,7 +22,7 @@ TEXT = {
     "layer_norm_eps": 1e-5,
     "qk_layernorm": True,
     "partial_rotary_factor": 0.5,
-    "rope_theta": 25000.0,
+    "rope_theta": 10000.0,
 }
 """The values of the language model that a config without text_config lacks."""
 

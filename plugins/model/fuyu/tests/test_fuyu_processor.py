@@ -129,7 +129,7 @@ def test_the_tokenizer_of_the_published_checkpoint(tmp_path: Path) -> None:
 
 
 def test_values_that_a_config_lacks() -> None:
-    config = transformers.FuyuConfig(hidden_size=4096, rope_theta=25000.0)
+    config = transformers.FuyuConfig(hidden_size=4096)
     text = config.text_config.to_dict()
     theirs = {**text, **text["rope_parameters"]}
     assert {name: theirs[name] for name in TEXT} == TEXT

@@ -1,0 +1,1 @@
+"""Chameleon: a language model whose vocabulary has tokens of images."""
