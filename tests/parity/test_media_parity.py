@@ -23,7 +23,7 @@ from tiny_models import divide
 
 from pegboard import SamplingParams
 from pegboard.data.request import LoRARequest
-from pegboard.errors import EngineDeadError
+from pegboard.errors import ConfigError, EngineDeadError
 from pegboard_testing.contract_multimodal_processor import random_image
 
 
@@ -108,7 +108,50 @@ def test_rows_that_do_not_fit_are_an_error(llava: MediaReference) -> None:
 def test_an_adapter_of_the_language_model(tmp_path: Path, root: str) -> None:
     """Adapters may name modules as transformers does, or as checkpoints do."""
     reference = write_llava(tmp_path)
-    folder = tmp_path / "adapter"
+    folder = write_adapter(reference, tmp_path / "adapter", root)
+    prompts = some_prompts()
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+    adapter = LoRARequest("adapter", 1, str(folder))
+    with open_media_llm(tmp_path, max_loras=1, max_lora_rank=8) as llm:
+        outputs = llm.generate(prompts, params, lora_request=adapter, use_tqdm=False)
+    for one, output in zip(prompts, outputs, strict=True):
+        check_output(reference, one, output.outputs[0], 1e-4)
+
+
+def test_an_adapter_for_a_modality(tmp_path: Path) -> None:
+    """Only prompts with images use it."""
+    before = write_llava(tmp_path)
+    after = write_llava(tmp_path)
+    folder = write_adapter(after, tmp_path / "adapter", "model.language_model")
+    prompts = some_prompts()
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+    adapters = {"default_mm_loras": {"image": str(folder)}, "max_loras": 1, "max_lora_rank": 8}
+    with open_media_llm(tmp_path, **adapters) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for one, output in zip(prompts, outputs, strict=True):
+        reference = after if "multi_modal_data" in one else before
+        check_output(reference, one, output.outputs[0], 1e-4)
+    assert {"multi_modal_data" in one for one in prompts} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("adapters", "more", "told"),
+    [
+        ({"image": "folder"}, {}, "max_loras"),
+        ({"smell": "folder"}, {"max_loras": 1}, "default_mm_loras has 'smell'; expected image"),
+    ],
+)
+def test_wrong_adapters(
+    tmp_path: Path, adapters: dict[str, str], more: dict[str, Any], told: str
+) -> None:
+    write_llava(tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        open_media_llm(tmp_path, default_mm_loras=adapters, **more)
+
+
+def write_adapter(reference: MediaReference, folder: Path, root: str) -> Path:
+    """Write a random adapter of the language model, and add it to the weights of transformers'
+    model. root: of the names of modules."""
     folder.mkdir()
     tensors = {}
     random = torch.Generator().manual_seed(1)
@@ -126,10 +169,4 @@ def test_an_adapter_of_the_language_model(tmp_path: Path, root: str) -> None:
     targets = ["q_proj", "down_proj"]
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": targets}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    prompts = some_prompts()
-    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
-    adapter = LoRARequest("adapter", 1, str(folder))
-    with open_media_llm(tmp_path, max_loras=1, max_lora_rank=8) as llm:
-        outputs = llm.generate(prompts, params, lora_request=adapter, use_tqdm=False)
-    for one, output in zip(prompts, outputs, strict=True):
-        check_output(reference, one, output.outputs[0], 1e-4)
+    return folder

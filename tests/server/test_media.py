@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from server_process import Server
+from server_process import Server, cli
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
@@ -287,3 +287,33 @@ def test_bench_refuses(server: Server, words: list[str], told: str) -> None:
     given = [*command, "--backend", "openai-chat", *more, *words]
     ended = subprocess.run(given, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0 and told in ended.stderr
+
+
+def test_a_batch_file(llava: MediaReference, tmp_path: Path) -> None:
+    """An image in a file of requests is answered as over HTTP, and a broken one by itself is
+    refused."""
+    broken = part("data:image/png;base64,AAAA")
+    bodies = [messages(part(url_of(IMAGES[0])), "w4"), messages(broken), messages("w4")]
+    lines = [
+        {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"messages": body, "max_tokens": 5, "temperature": 0, "ignore_eos": True},
+        }
+        for number, body in enumerate(bodies)
+    ]
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    sizes = ("--dtype", "float32", "--max-model-len", "256", "--kv-cache-memory-bytes", "8M")
+    ended = cli("run-batch", str(llava.directory), "-i", str(source), "-o", str(target), *sizes)
+    assert ended.returncode == 0, ended.stderr
+    first, second, third = (json.loads(line) for line in target.read_text().splitlines())
+    content = first["response"]["body"]["choices"][0]["message"]["content"]
+    assert content.strip() == expected(llava, IMAGES[0], 4)
+    assert (
+        second["response"]["status_code"] == 400
+        and "content[0]" in second["error"]["error"]["message"]
+    )
+    assert third["response"]["status_code"] == 200

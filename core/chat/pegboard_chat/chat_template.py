@@ -435,12 +435,14 @@ def text_in_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _joined(parts: list[Any]) -> str:
-    """Return the text of all parts. What stands for images, audio and video comes first."""
+    """Return the text of all parts. What stands for images, audio and video comes first, unless it
+    is interleaved."""
     items = []
     texts = []
     for part in parts:
         if isinstance(part, dict) and isinstance(part.get("placeholder"), str):
-            items += [part["placeholder"]] if part["placeholder"] else []
+            place = texts if part.get("interleaved") else items
+            place += [part["placeholder"]] if part["placeholder"] else []
             continue
         text = (
             part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None

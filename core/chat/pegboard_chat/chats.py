@@ -216,7 +216,10 @@ class Chats:
         tools = (chat.tools if request.tools is None else request.tools) or ()
         if request.tool_choice == "none" and self._hides_tools:
             chat = replace(chat, tools=None)
-        messages, media = take_media(chat.messages, self._client.models()[0].placeholders)
+        model = self._client.models()[0]
+        messages, media = take_media(
+            chat.messages, model.placeholders, interleaves=model.interleaves
+        )
         chat = replace(chat, messages=messages)
         return _Checked(chat, tools, choice, request, media)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pegboard.data.media import take_media
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat
 from pegboard_chat import ChatTemplate, named_templates
@@ -109,6 +110,16 @@ def test_placeholders_come_before_the_text(placeholder, expected):
     """One without a text writes nothing."""
     parts = [{"type": "text", "text": "a"}, {"type": "image", "placeholder": placeholder}]
     assert _render(PLAIN, [{"role": "user", "content": parts}]) == expected
+
+
+def test_placeholders_stay_between_the_texts():
+    """With interleave_mm_strings."""
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    texts = [{"type": "text", "text": "a"}, image, {"type": "text", "text": "b"}]
+    messages, _ = take_media(
+        [{"role": "user", "content": texts}], {"image": "<i>"}, interleaves=True
+    )
+    assert _render(PLAIN, messages) == "a\n<i>\nb|"
 
 
 def test_media_for_a_text_template_is_refused():

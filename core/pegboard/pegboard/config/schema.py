@@ -318,6 +318,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, doc("Allow sleep levels 1 and 2, which release the memory of an idle engine")
     ] = False
     enable_prompt_embeds: Annotated[bool, doc("Accept prompts that are embeddings")] = False
+    interleave_mm_strings: Annotated[
+        bool, doc("Keep images between the texts of a message also in chat templates for text")
+    ] = False
+    default_mm_loras: Annotated[
+        dict[str, str],
+        doc('Adapters for prompts with a modality (JSON): {"audio": FOLDER}', needs="max_loras"),
+    ] = {}
     enable_mm_embeds: Annotated[
         bool, doc("Accept the rows of images, audio and video in place of the items")
     ] = False

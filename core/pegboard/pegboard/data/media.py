@@ -78,12 +78,17 @@ class MediaItem(msgspec.Struct, frozen=True):
 
 
 def take_media(
-    messages: Iterable[Mapping[str, Any]], placeholders: Mapping[str, str]
+    messages: Iterable[Mapping[str, Any]],
+    placeholders: Mapping[str, str],
+    *,
+    interleaves: bool = False,
 ) -> tuple[list[Mapping[str, Any]], list[MediaSource]]:
     """Take the items out of messages in OpenAI's form. Each leaves a part {"type": modality,
     "placeholder": text}. placeholders: modality → the text that stands for an item; it has the
-    modalities that the model takes. A part may say its own path, for errors. Raises RequestError,
-    which names the part, for other modalities and for parts of a wrong form."""
+    modalities that the model takes. interleaves: a template that knows only text gets this text
+    where the item was, and not before the texts of its message. A part may say its own path, for
+    errors. Raises RequestError, which names the part, for other modalities and for parts of a wrong
+    form."""
     sources: list[MediaSource] = []
     taken: list[Mapping[str, Any]] = []
     for index, message in enumerate(messages):
@@ -100,7 +105,8 @@ def take_media(
                 if modality not in placeholders:
                     raise no_media(modality, path, placeholders)
                 sources.append(_source(part, modality, path))
-                parts.append({"type": modality, "placeholder": placeholders[modality]})
+                place = {"type": modality, "placeholder": placeholders[modality]}
+                parts.append({**place, "interleaved": True} if interleaves else place)
             message = {**message, "content": parts}
         taken.append(message)
     return taken, sources

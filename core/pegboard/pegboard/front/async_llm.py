@@ -353,6 +353,7 @@ class AsyncLLM(AsyncControls, Connected):
                 None,
                 *plan.task,
                 self._builder.placeholders,
+                plan.settings.engine.interleave_mm_strings,
             )
             for name in plan.model_names
         ]

@@ -184,9 +184,10 @@ class LLM(SyncControls):
         template refuses a conversation."""
         tokenizer = self.get_tokenizer()
         prompts = []
-        placeholders = self.llm_engine.builder.placeholders
+        builder = self.llm_engine.builder
+        interleaves = builder.plan.settings.engine.interleave_mm_strings
         for conversation in _conversations(messages):
-            taken, media = take_media(conversation, placeholders)
+            taken, media = take_media(conversation, builder.placeholders, interleaves=interleaves)
             chat = Chat(
                 messages=taken,
                 tools=tools,

@@ -12,6 +12,7 @@ import msgspec
 
 from pegboard.data.media import MediaArray, MediaItem, MediaSource, no_media
 from pegboard.data.prompt_embeds import PromptEmbeds, wrong_embeds
+from pegboard.data.request import LoRARequest
 from pegboard.errors import RequestError, blame, expect
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.multimodal_processor import (
@@ -23,6 +24,7 @@ from pegboard.interfaces.multimodal_processor import (
     Processed,
     Transcriber,
 )
+from pegboard.log import get_logger
 from pegboard.plan.media import most_items
 from pegboard.plugins.importing import import_part
 
@@ -31,7 +33,11 @@ if TYPE_CHECKING:
     from pegboard.plan.engine_plan import EnginePlan
     from pegboard.plugins.registry import Registry
 
+log = get_logger(__name__)
+
 GIB = 2**30
+FIRST_ADAPTER = 2**62
+"""The number of the first adapter of default_mm_loras."""
 
 
 class Expanded(NamedTuple):
@@ -318,6 +324,19 @@ def _start(begins: Sequence[Sequence[int]], token_ids: Sequence[int]) -> int:
     """Return how many tokens at the beginning of a prompt are one of `begins`."""
     fits = [begin for begin in begins if [*token_ids[: len(begin)]] == [*begin]]
     return max(map(len, fits), default=0)
+
+
+def adapter_of(prompt: Prompt, adapters: Mapping[str, str]) -> LoRARequest | None:
+    """Return the adapter for the modality in a prompt, None if it has several. adapters: modality →
+    folder (default_mm_loras)."""
+    names = sorted({source.modality for source in prompt.media} & adapters.keys())
+    if len(names) > 1:
+        every = " and ".join(names)
+        log.warning("default_mm_loras has adapters for %s, and a prompt has both: none", every)
+    if len(names) != 1:
+        return None
+    number = FIRST_ADAPTER + sorted(adapters).index(names[0])
+    return LoRARequest(names[0], number, adapters[names[0]])
 
 
 def parts_of(rows: PromptEmbeds, places: Sequence[tuple[int, int]]) -> list[PromptEmbeds]:

@@ -18,7 +18,7 @@ from pegboard.data.prompt_embeds import wrong_embeds
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame, expect
-from pegboard.front.media import Expanded, make_media
+from pegboard.front.media import Expanded, adapter_of, make_media
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.pooled_prompts import first_tokens, ids_of_pair
 from pegboard.interfaces.api import Prompt
@@ -109,6 +109,7 @@ class RequestBuilder:
                 "this engine makes vectors and does not generate text; start it with runner "
                 "'generate' for that"
             )
+        lora = lora or adapter_of(prompt, self.plan.settings.engine.default_mm_loras)
         self._check(params, priority, lora)
         if self._feeds_encoder:  # the tokenizer would add an end
             prompt = replace(prompt, add_special_tokens=False)
@@ -172,6 +173,7 @@ class RequestBuilder:
         unused = SamplingParams(
             max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
+        lora = lora or adapter_of(prompt, self.plan.settings.engine.default_mm_loras)
         self._check(unused, priority, lora)
         token_ids, types = self._token_ids(
             prompt, params.truncate_prompt_tokens, self.plan.max_model_len

@@ -115,7 +115,8 @@ class ServedModel:
     """A model name that clients may use. parent: the base model's name, if this is an adapter.
     created: Unix time in seconds. task: what it makes of prompts. labels: the names of its
     classes. placeholders: modality → the text that stands for an image, say, in a chat; it has the
-    modalities that the model takes besides text."""
+    modalities that the model takes besides text. interleaves: in a template for text, they stay
+    between the texts (see `take_media`)."""
 
     name: str
     root: str
@@ -125,6 +126,7 @@ class ServedModel:
     task: Literal["generate", "embed", "classify"] = "generate"
     labels: tuple[str, ...] = ()
     placeholders: Mapping[str, str] = field(default_factory=dict)
+    interleaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,16 @@ DEFAULT_COUNT = 999
 """How many items of a modality a prompt may have if limit_mm_per_prompt does not say (as vLLM)."""
 
 
+def check_names(setting: str, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a setting with something else than modalities."""
+    if unknown := sorted(set(values) - set(MODALITIES)):
+        raise ConfigError(f"{setting} has {unknown[0]!r}; expected {', '.join(MODALITIES)}")
+
+
 def most_items(limits: Mapping[str, Any], modality: str) -> int:
     """Return how many items of a modality a prompt may have. limits: limit_mm_per_prompt. Raises
     ConfigError for a wrong form."""
-    if unknown := sorted(set(limits) - set(MODALITIES)):
-        raise ConfigError(
-            f"limit_mm_per_prompt has {unknown[0]!r}; expected {', '.join(MODALITIES)}"
-        )
+    check_names("limit_mm_per_prompt", limits)
     value = limits.get(modality, DEFAULT_COUNT)
     count = value.get("count", DEFAULT_COUNT) if isinstance(value, Mapping) else value
     if type(count) is not int or count < 0:
@@ -91,6 +94,7 @@ def choose_processor(
 ) -> str | None:
     """Return the qualified name of the model's processor, or None if the engine takes only text.
     flags: of the model's spec. Raises ConfigError for wrong limits."""
+    check_names("default_mm_loras", settings.engine.default_mm_loras)
     for modality in MODALITIES:
         most_items(settings.engine.limit_mm_per_prompt, modality)
     if "multimodal" not in flags and (parts := sorted(PARTS & {*checkpoint.config})):

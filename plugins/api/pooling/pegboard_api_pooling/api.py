@@ -189,7 +189,8 @@ def read_chat(request: ClassifyRequest, client: EngineClient, max_chars: int) ->
     """Return a chat as a prompt, with its images, audio and video. Raises RequestError, which names
     the field that is wrong."""
     messages = read_messages(request.messages or ())
-    messages, media = take_media(messages, client.models()[0].placeholders)
+    model = client.models()[0]
+    messages, media = take_media(messages, model.placeholders, interleaves=model.interleaves)
     chat = Chat(
         messages=messages,
         add_generation_prompt=request.add_generation_prompt,
