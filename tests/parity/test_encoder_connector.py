@@ -61,13 +61,13 @@ def test_the_second_engine_encodes_nothing(
     if ranks > 1:
         divide(monkeypatch, ranks)
     check_media(llava, some_prompts(), **sharing(tmp_path, "ec_producer"))
-    assert sum(encoded) == 2 * ranks and len([*tmp_path.rglob("*.safetensors")]) == 2
+    assert sum(encoded) == 2 and len([*tmp_path.rglob("*.safetensors")]) == 2
     encoded.clear()
     check_media(llava, some_prompts(), **sharing(tmp_path, "ec_consumer"))
     assert not encoded
     new = prompt(5, random_image(9, 9, seed=9))
     check_media(llava, [new], **sharing(tmp_path, "ec_consumer"))
-    assert sum(encoded) == ranks, "what is not there is encoded"
+    assert sum(encoded) == 1, "what is not there is encoded, by one of the ranks"
 
 
 def test_other_types_and_options_have_other_rows(

@@ -3,7 +3,7 @@ the model makes of images, audio and video. They are kept by the row of their re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from pegboard.data.batch import Batch, NewRequest
 from pegboard.data.media import MediaArray, MediaItem
+from pegboard.layers.shards import Group
+from pegboard.worker.item_owners import ItemOwners
 from pegboard.worker.shared_rows import SharedRows
 from pegboard.worker.step_inputs import StepInputs
 
@@ -27,11 +29,15 @@ class Span(NamedTuple):
 
 
 class GivenRows:
-    """model: makes the rows of images, audio and video, if the engine sends any. shared: None =
-    other engines make none for this one. encoded: digest → rows [n, width]."""
+    """model: makes the rows of images, audio and video, if the engine sends any. group: the ranks
+    that share out the items. shared: None = other engines make none for this one. encoded: digest →
+    rows [n, width]."""
 
-    def __init__(self, device: str, model: Any, shared: SharedRows | None = None) -> None:
+    def __init__(
+        self, device: str, model: Any, group: Group, shared: SharedRows | None = None
+    ) -> None:
         self.device = device
+        self.owners = ItemOwners(group, device)
         self.model = model
         self.shared = shared
         self.spans: dict[int, list[Span]] = {}
@@ -41,22 +47,37 @@ class GivenRows:
         """Make the rows of the items that the engine sends, and drop those that it names."""
         for digest in batch.forgotten:
             del self.encoded[digest]
+        if not (items := batch.encode):
+            return
+        owners = self.owners.of(items)
+        rank = self.owners.group.rank
+        share = [item for item, owner in zip(items, owners, strict=True) if owner == rank]
+        every = self.owners.exchange(items, owners, self._rows(share))
+        for item in items:
+            rows, is_new = every[item.digest]
+            self.encoded[item.digest] = rows
+            if self.shared is not None and is_new:
+                self.shared.save(item, rows)
+
+    def _rows(self, items: Iterable[MediaItem]) -> dict[str, tuple[Tensor, bool]]:
+        """Return the rows of each item by its digest, and whether they are new: other engines may
+        have made them."""
+        every = {}
         modalities: dict[str, list[MediaItem]] = {}
-        for item in batch.encode:
+        for item in items:
             if self.shared is not None and (rows := self.shared.load(item)) is not None:
-                self.encoded[item.digest] = rows
+                every[item.digest] = rows, False
             else:
                 modalities.setdefault(item.modality, []).append(item)
-        for modality, items in modalities.items():
-            arrays = [self._tensors(item.arrays) for item in items]
-            for item, rows in zip(items, self.model.encode(modality, arrays), strict=True):
+        for modality, missing in modalities.items():
+            arrays = [self._tensors(item.arrays) for item in missing]
+            for item, rows in zip(missing, self.model.encode(modality, arrays), strict=True):
                 if len(rows) != item.num_rows:
                     raise ValueError(
                         f"encode() returned {len(rows)} rows for {item.num_rows} placeholders"
                     )
-                self.encoded[item.digest] = rows
-                if self.shared is not None:
-                    self.shared.save(item, rows)
+                every[item.digest] = rows, True
+        return every
 
     def _tensors(self, arrays: Mapping[str, MediaArray]) -> dict[str, Tensor]:
         tensors = {}

@@ -96,7 +96,8 @@ class ModelRunner:
             item_groups=parts.loaded.item_groups(parts.plan),
         )
         self.stages = parts.loaded.connect(self.inputs, parts.traits)
-        self.given = GivenRows(parts.device, parts.loaded.model, parts.shared_rows)
+        tensor = parts.loaded.setup.ranks.tensor
+        self.given = GivenRows(parts.device, parts.loaded.model, tensor, parts.shared_rows)
         self.scores = PromptScores(
             parts.sampler, parts.loaded.model.logits, self.state, self.inputs.head_adapters
         )
