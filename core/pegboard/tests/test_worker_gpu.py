@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, BlockDelta, NewRequest, StepOutput
 from pegboard.data.sampling_params import SamplingParams
@@ -36,7 +37,8 @@ from pegboard_testing.fake_parts import (
 )
 
 GPU = "pegboard_testing.fake_gpu:FAKE_GPU"
-LIMITS = fake_limits(max_model_len=32, max_num_seqs=4, max_num_batched_tokens=16, vocab_size=61)
+SIZES = {"max_model_len": 32, "max_num_seqs": 4, "max_num_batched_tokens": 16, "vocab_size": 61}
+LIMITS = fake_limits(**SIZES)
 NONE = np.zeros(0, np.int32)
 
 
@@ -54,7 +56,7 @@ class TestFakeGPU(PlatformContract):
         return FakeGPUPlatform(None, setup)
 
 
-def make_worker(tmp_path: Path, **settings: object) -> Worker:
+def make_worker(tmp_path: Path, limits: Limits = LIMITS, **settings: object) -> Worker:
     given = {
         "sampler": "greedy",
         "dtype": "float32",
@@ -64,7 +66,7 @@ def make_worker(tmp_path: Path, **settings: object) -> Worker:
     config = msgspec.structs.replace(EngineConfig(), **given)
     worker = Worker(
         fake_worker_registry(GPU),
-        WorkerPlan(config, LIMITS, (tiny_checkpoint(tmp_path),), lambda: None),
+        WorkerPlan(config, limits, (tiny_checkpoint(tmp_path),), lambda: None),
         Place(),
     )
     worker.ready = worker.load()  # type: ignore[attr-defined]
@@ -251,6 +253,19 @@ def test_the_largest_step_is_run_before_the_cache_is_sized(gpu: FakeGPU, tmp_pat
         "the memory that the step needs stays free"
     )
     assert make_worker(tmp_path, kv_cache_memory_bytes=12345).ready.kv_memory_bytes == 12345  # type: ignore[attr-defined]
+
+
+def test_rows_of_items_leave_less_for_the_cache(gpu: FakeGPU, tmp_path: Path) -> None:
+    """As many as are kept, or those of one item that is larger."""
+
+    def left(**items: int) -> int:
+        worker = make_worker(tmp_path, limits=fake_limits(**SIZES, **items))
+        return int(worker.ready.kv_memory_bytes)  # type: ignore[attr-defined]
+
+    assert left(encoder_cache_size=30) == left()
+    one = left(max_num_encoder_input_tokens=100, encoder_cache_size=30)
+    kept = left(max_num_encoder_input_tokens=100, encoder_cache_size=300)
+    assert left() - kept == 3 * (left() - one) > 0
 
 
 def test_what_cannot_be_recorded_is_named_and_runs(

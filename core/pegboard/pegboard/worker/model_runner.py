@@ -119,6 +119,14 @@ class ModelRunner:
         """Return the width of the rows that the model's `embed` returns."""
         return self.stages.entrance.one().shape[1]
 
+    def kept_rows_bytes(self) -> int:
+        """Return the most bytes that the rows of images, audio and video take while they are kept,
+        in float32."""
+        limits = self.parts.limits
+        most = max(limits.max_num_encoder_input_tokens, limits.encoder_cache_size)
+        has_items = limits.max_num_encoder_input_tokens and self.stages.build.stage.is_first
+        return 4 * self.embedding_size() * most if has_items else 0
+
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
         """Compute `batch`. The returned callable waits for the result, if the device has not

@@ -185,11 +185,12 @@ class Worker:
         self._bind(plan, memory.allocate(plan, platform.zeros))
         platform.memory(reset_peak=True)
         self._try(memory.largest_batch(self.limits, len(plan.groups)))
+        kept = self.runners[0].kept_rows_bytes()
         self.runners = ()
         numbers = platform.memory()
         others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
         share = int(numbers.total_bytes * self.config.gpu_memory_utilization)
-        return max(0, share - others - numbers.peak_bytes)
+        return max(0, share - others - numbers.peak_bytes - kept)
 
     def _bind(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]], **parts: Any) -> None:
         """Bind all models to this memory of the KV cache, and make their runners. parts: more parts
