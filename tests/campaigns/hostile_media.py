@@ -1,15 +1,20 @@
 """A campaign: damaged images, recordings and videos are read, as they come with requests.
 
     python tests/campaigns/hostile_media.py --count 2000
+    python tests/campaigns/hostile_media.py --count 500 --server
 
 Each file is a valid one with bytes that were changed, moved, cut off or repeated. A process of its
 own reads it. Right is: it is read, or it is a RequestError; never another exception, a crash, more
 than 10 seconds or more than 1 GiB.
+
+With --server, the images are sent to a server with a tiny LLaVA, with large valid ones among them.
+Right is: each is answered or refused with 400, and /health takes less than 0.5 seconds throughout.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import io
 import json
 import random
@@ -17,17 +22,23 @@ import select
 import struct
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import av
+import httpx
 import numpy as np
 import soundfile
 from PIL import Image
 
 SECONDS = 10.0
+HEALTH_SECONDS = 0.5
 MAX_BYTES = 2**30
 READER = """
 import json, re, struct, sys, time
@@ -210,12 +221,60 @@ def run(count: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
     return results, wrong
 
 
+def send(count: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
+    """Send `count` images to a server, and ask for its health all the while. Return how many were
+    answered and refused, and what went wrong."""
+    for folder in ("parity", "server"):
+        sys.path.insert(0, str(Path(__file__).parents[1] / folder))
+    from server_process import Server
+    from tiny_media import write_llava
+
+    valid = [content for _, content in images()]
+    large = io.BytesIO()
+    Image.linear_gradient("L").resize((5000, 5000)).convert("RGB").save(large, "PNG")
+    results: Counter[str] = Counter()
+    wrong = []
+    with TemporaryDirectory() as place, httpx.Client(timeout=SECONDS) as health:
+        folder = Path(place) / "model"
+        write_llava(folder)
+        settings = ("--max-model-len", "256", "--kv-cache-memory-bytes", "8M")
+        with Server(folder, Path(place), *settings) as server, ThreadPoolExecutor(4) as clients:
+            server.wait_until_ready()
+
+            def ask(number: int) -> int:
+                content = mutated(valid[number % len(valid)], number)
+                content = large.getvalue() if number % 20 == 0 else content
+                url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+                part = {"type": "image_url", "image_url": {"url": url}}
+                body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
+                address = f"{server.url}/v1/chat/completions"
+                return httpx.post(address, json=body, timeout=60).status_code
+
+            answers = [clients.submit(ask, number) for number in range(seed, seed + count)]
+            slowest = 0.0
+            while not all(answer.done() for answer in answers):
+                started = time.perf_counter()
+                health.get(f"{server.url}/health").raise_for_status()
+                slowest = max(slowest, time.perf_counter() - started)
+                time.sleep(0.02)
+            for number, answer in enumerate(answers, seed):
+                if (status := answer.result()) in (200, 400):
+                    results["image answered" if status == 200 else "image refused"] += 1
+                else:
+                    wrong.append(f"seed {number}: {status}")
+    if slowest > HEALTH_SECONDS:
+        wrong.append(f"/health takes {slowest:.2f} s")
+    print(f"/health takes at most {1000 * slowest:.0f} ms")
+    return results, wrong
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--server", action="store_true", help="send images to a server")
     options = parser.parse_args()
-    results, wrong = run(options.count, options.seed)
+    results, wrong = (send if options.server else run)(options.count, options.seed)
     for name, number in sorted(results.items()):
         print(f"{number:6} {name}")
     print("\n".join(wrong) or "nothing went wrong")

@@ -11,7 +11,7 @@ import soundfile
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from hostile_media import ReaderProcess, files, mutated, run
+from hostile_media import ReaderProcess, files, mutated, run, send
 
 
 def test_damaged_media_are_read_or_refused() -> None:
@@ -19,6 +19,13 @@ def test_damaged_media_are_read_or_refused() -> None:
     assert not wrong
     for modality in ("image", "audio", "video"):
         assert results[f"{modality} read"] and results[f"{modality} refused"]
+
+
+def test_damaged_images_over_http() -> None:
+    """Only the campaign looks at the time."""
+    results, wrong = send(40)
+    assert not [each for each in wrong if not each.startswith("/health")]
+    assert results["image answered"] and results["image refused"]
 
 
 def test_a_small_file_of_an_hour() -> None:
