@@ -152,9 +152,9 @@ def references() -> Mapping[str, Callable[..., Any]]:
 
 def fake_build(**more: Any) -> Build:
     """Return a Build on the CPU in float32. more: fields of Build."""
-    method = FakeQuantization()
-    fields = {"quantization": method, "plain": method, "kernels": references(), **more}
-    return Build(dtype="float32", device="cpu", **fields)
+    method = FakeQuantization(more.get("device", "cpu"))
+    usual = {"quantization": method, "plain": method, "kernels": references()}
+    return Build(**{**usual, "dtype": "float32", "device": "cpu", **more})
 
 
 def load_layers(
