@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from pegboard_model_gemma3n import media
 from pegboard_model_gemma3n.media import Gemma3nMedia
 from pegboard_model_gemma3n.processor import Gemma3nProcessor
-from pegboard_model_gemma3n.stages import Attending, Edge, Inverted, Stages
 from pegboard_model_gemma3n.vision import VisionTower
 from pegboard_weight_loader_safetensors.hf_files import read_config
 from safetensors.torch import load_file, save_file
 from test_gemma3n_parity import SIZES
+from test_mobilenet_v5 import SMALL
 from tiny_media import (
     MEDIA_TEXT,
     MediaReference,
@@ -64,14 +64,6 @@ SPECIAL = [
 BOI, BOA, EOI, IMAGE, _, _, EOA, AUDIO = range(100, 108)
 ROLES = {"boi": 0, "boa": 1, "eoi": 2, "image": 3, "eoa": 6, "audio": 7}
 WIDTH = 2048
-STAGES = Stages(
-    8,
-    (
-        (Edge(8, stride=2), Edge(8)),
-        (Inverted(16, 3, 5, 2, 6), Inverted(16, 5), Attending(16, 3, 8, 2)),
-        (Inverted(24, 5, 5, 2, 6), Attending(24, 2, 8), Inverted(24, 0, expansion=2)),
-    ),
-)
 ENCODER = {
     "model_type": "gemma3n_audio",
     "vocab_size": VOCAB_SIZE - EOA,
@@ -109,7 +101,7 @@ class StandIn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         build = fake_build()
-        VisionTower(build, STAGES)
+        VisionTower(build, SMALL)
         wanted = [each for layer in build.declared.layers for each in layer.declare({})]
         self.timm_model = nn.Module()
         for each in wanted:
@@ -123,7 +115,7 @@ class StandIn(nn.Module):
 
     def forward(self, pixel_values: Tensor, **options: Any) -> Any:
         build = fake_build()
-        tower = VisionTower(build, STAGES)
+        tower = VisionTower(build, SMALL)
         load_layers(build.declared.layers, self.timm_model.state_dict())
         rows = torch.stack([tower.forward(image).T for image in pixel_values])
         return SimpleNamespace(last_hidden_state=rows.unflatten(2, (16, 16)))
@@ -222,7 +214,7 @@ def write(folder: Path) -> MediaReference:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_tower() -> Any:
-    with mock.patch.object(media, "STAGES", STAGES):
+    with mock.patch.object(media, "STAGES", SMALL):
         yield
 
 

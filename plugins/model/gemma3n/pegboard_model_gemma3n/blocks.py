@@ -40,7 +40,7 @@ def convolve(
 
 
 class ConvNorm(nn.Module):
-    """A convolution and a norm. is_each: of each channel alone. names: of both in the checkpoint."""
+    """A convolution and a norm. is_each: of each channel alone. names: those of the checkpoint."""
 
     def __init__(
         self,

@@ -119,7 +119,7 @@ class MelFeatures:
         return np.ascontiguousarray((logs - self.mean) / self.deviation, np.float32)
 
     def emphasized(self, frames: np.ndarray) -> np.ndarray:
-        """Return frames [frames, size + 1] with their high frequencies emphasized, [frames, size]."""
+        """Return frames [frames, size] of [frames, size + 1], with emphasized high frequencies."""
         share = np.float32(self.values["preemphasis"])
         if not share > 0:
             return frames[:, :-1]
