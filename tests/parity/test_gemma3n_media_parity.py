@@ -357,6 +357,18 @@ def test_divided(reference: MediaReference, monkeypatch: pytest.MonkeyPatch) -> 
     check_media(reference, [*sounds()[:3], *mixed()[2:]])
 
 
+def test_half_precision(reference: MediaReference) -> None:
+    """It runs, and the first choice is likely in float32, too."""
+    prompts = [sounds()[2], mixed()[2]]
+    params = SamplingParams(max_tokens=1, temperature=0)
+    with open_media_llm(reference.directory, dtype="bfloat16") as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for one, output in zip(prompts, outputs, strict=True):
+        (token,) = output.outputs[0].token_ids
+        expected = reference.logprobs(one, [token])[0]
+        assert expected.max() - expected[token] < 0.2
+
+
 def test_tensors_without_a_prefix(reference: MediaReference, tmp_path: Path) -> None:
     """Some checkpoints have no "model" around the parts."""
     for file in reference.directory.iterdir():

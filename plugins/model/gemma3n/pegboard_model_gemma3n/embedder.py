@@ -17,7 +17,8 @@ class Embedder(nn.Module):
     def __init__(self, build: Build, embedded: Embedded, outer: int, stop: int) -> None:
         super().__init__()
         build = build.alone()
-        size, eps = embedded.size, embedded.eps
+        size = embedded.size
+        eps = embedded.eps
         self.start = embedded.start
         self.count = embedded.count
         self.stop = stop

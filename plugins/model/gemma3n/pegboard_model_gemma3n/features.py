@@ -132,8 +132,8 @@ class MelFeatures:
 def triangles(num_bins: int, size: int, rate: int, lowest: float, highest: float) -> np.ndarray:
     """Return the HTK scale's triangles of equal height between two frequencies, [1 + size // 2,
     num_bins]."""
-    ends = 2595.0 * np.log10(1.0 + np.array([lowest, highest]) / 700.0)
-    edges = 700.0 * (10.0 ** (np.linspace(*ends, num_bins + 2) / 2595.0) - 1.0)
+    first, last = (2595.0 * math.log10(1.0 + hertz / 700.0) for hertz in (lowest, highest))
+    edges = 700.0 * (10.0 ** (np.linspace(first, last, num_bins + 2) / 2595.0) - 1.0)
     frequencies = (np.arange(1 + size // 2) * (rate / size))[:, None]
     rising = (frequencies - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - frequencies) / (edges[2:] - edges[1:-1])

@@ -68,15 +68,14 @@ class Gemma3nMedia(WithLanguageModel):
         """Build what makes embeddings of the features of a modality. stop: the token after those of
         its vocabulary."""
         place = root.at(f"embed_{part}")
-        embedder = Embedder(place, Embedded.of(config, part), self.hidden_size, stop)
-        setattr(self, f"embed_{part}", embedder)
-        self.embedders[modality] = embedder
+        embedded = Embedded.of(config, part)
+        self.embedders[modality] = Embedder(place, embedded, self.hidden_size, stop)
         token = token_of(config, modality, TOKENS[modality])
         self.inputs[modality] = ItemInputs(root, self.language, token)
 
     def embed(self, input_ids: Tensor, *more: Tensor) -> Tensor:
         whole = super().embed(input_ids, *more)
-        rows = whole[:, : self.hidden_size]
+        rows: Tensor = whole[:, : self.hidden_size]
         for embedder in self.embedders.values():
             rows = embedder.replaced(input_ids, rows)
         return torch.cat((rows, whole[:, self.hidden_size :]), 1)

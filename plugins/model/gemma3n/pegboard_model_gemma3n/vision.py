@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,25 +24,26 @@ class VisionTower(nn.Module):
         build = build.alone()
         size = stages.stem
         self.stem = ConvNorm(build.at("conv_stem"), 3, size, 3, stride=2, bias=True, is_active=True)
-        self.stages = nn.ModuleList()
+        self.blocks = nn.ModuleList()
+        self.counts = [len(blocks) for blocks in stages.stages]
         widths = []
         for number, blocks in enumerate(stages.stages):
-            stage = nn.ModuleList()
             for index, block in enumerate(blocks):
-                stage.append(block_of(build.at(f"blocks.{number}.{index}"), size, block))
+                place = build.at(f"blocks.{number}.{index}")
+                self.blocks.append(block_of(place, size, block))
                 size = block.channels
-            self.stages.append(stage)
             widths.append(size)
         joined = Inverted(stages.width, 0, expansion=2)
-        place = build.at("msfa")
-        self.join = InvertedBlock(place.at("ffn"), sum(widths[-2:]), joined, is_scaled=False)
-        self.norm = Parameters(place.at("norm"), {"weight": (stages.width,)})
+        fusion = build.at("msfa")
+        self.join = InvertedBlock(fusion.at("ffn"), sum(widths[-2:]), joined, is_scaled=False)
+        self.norm = Parameters(fusion.at("norm"), {"weight": (stages.width,)})
 
     def forward(self, pixels: Tensor) -> Tensor:
         features = []
         hidden = self.stem.forward(pixels[None])
-        for stage in self.stages:
-            for block in stage:  # type: ignore[union-attr]
+        blocks = iter(self.blocks)
+        for count in self.counts:
+            for block in islice(blocks, count):
                 hidden = block.forward(hidden)
             features.append(hidden)
         fine, coarse = features[-2:]
