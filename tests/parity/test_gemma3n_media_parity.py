@@ -70,7 +70,7 @@ ENCODER = {
     "vocab_offset": EOA,
     "input_feat_size": BINS,
     "hidden_size": 24,
-    "rms_norm_eps": 1e-5,
+    "rms_norm_eps": 0.05,
     "gradient_clipping": 2.5,
     "conf_attention_chunk_size": 3,
     "conf_attention_context_left": 5,
@@ -89,7 +89,12 @@ ENCODER = {
 CONFIG: dict[str, Any] = {
     "text_config": {"model_type": "gemma3n_text", **MEDIA_TEXT, **SIZES},
     "audio_config": ENCODER,
-    "vision_config": {"hidden_size": WIDTH, "vocab_size": EOA - EOI, "vocab_offset": EOI},
+    "vision_config": {
+        "hidden_size": WIDTH,
+        "vocab_size": EOA - EOI,
+        "vocab_offset": EOI,
+        "rms_norm_eps": 0.3,
+    },
     "audio_soft_tokens_per_image": ROWS,
     **{f"{name}_token_id": 100 + place for name, place in ROLES.items()},
 }
