@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3n_text": "Gemma3nForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "granite": "GraniteForCausalLM",
