@@ -390,11 +390,36 @@ def test_metadata_that_is_refused(tmp_path: Path, case: tuple[str, dict[str, Any
 
 
 def test_vocabularies_without_the_token_of_images(tmp_path: Path) -> None:
-    family = replace(llava(), special=["<picture>"])
+    family = replace(smolvlm(), special=["<picture>"])
     reference = write(family, tmp_path)
-    with pytest.raises(ModelError, match="has no token '<image>', which stands for images"):
+    with pytest.raises(ModelError, match="has no token '<image>', which prompts with images need"):
         describe(reference.directory)
     assert describe(reference.directory, "none").architectures == ("LlamaForCausalLM",)
+    begin = replace(gemma3(), special=["<start_of_image>", "<end_of_image>"])
+    reference = write(begin, tmp_path)
+    with pytest.raises(ModelError, match="has no token '<image_soft_token>'"):
+        describe(reference.directory)
+
+
+STAND_INS = {
+    "Llama 2": ("mlp", "<image>", "<unk>"),
+    "Llama 3": ("mlp", "<image>", "<|reserved_special_token_9|>"),
+    "Gemma 3": ("gemma3", "<image_soft_token>", "<unused9>"),
+}
+
+
+@pytest.mark.parametrize("case", STAND_INS.values(), ids=STAND_INS.keys())
+def test_tokens_in_the_place_of_those_of_images(tmp_path: Path, case: tuple[str, str, str]) -> None:
+    kind, usual, other = case
+    family = family_of(kind)
+    special = [other if text == usual else text for text in family.special]
+    reference = write(replace(family, special=special), tmp_path)
+    with open_media_llm(reference.directory, **settings_of(tmp_path)) as llm:
+        params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+        for one in some_prompts(family.mark):
+            named = {**one, "prompt": one["prompt"].replace(usual, other)}
+            (output,) = llm.generate(named, params, use_tqdm=False)
+            check_output(reference, one, output.outputs[0], 1e-4)
 
 
 def test_towers_of_other_models(tmp_path: Path) -> None:

@@ -17,6 +17,10 @@ GEMMA_SCALE = 4
 """The patches of a line that are averaged, if the file does not say."""
 IDEFICS_TILES = 4
 """How many tiles of the tower's size a side of an image may have, if the file does not say."""
+RESERVED = "<|reserved_special_token_"
+UNKNOWN = "<unk>"
+UNUSED = "<unused"
+"""Beginnings of tokens that no text has: those of Llama 3, of Llama 2 and of Gemma 3."""
 
 _KNOWN = {
     "clip.has_audio_encoder",
@@ -125,6 +129,8 @@ def _llava(metadata: Metadata, config: Mapping[str, Any], tokens: Sequence[str])
         or not all(type(layer) is int and 0 <= layer <= count for layer in chosen)
     ):
         raise metadata.fail("feature_layer", f"is {layers!r}, expected numbers from 0 to {count}")
+    unused = RESERVED if any(text.startswith(RESERVED) for text in tokens) else UNKNOWN
+    token, named = _row_token(metadata, tokens, "<image>", unused)
     return {
         "architectures": ["LlavaForConditionalGeneration"],
         "model_type": "llava",
@@ -136,7 +142,8 @@ def _llava(metadata: Metadata, config: Mapping[str, Any], tokens: Sequence[str])
         "vision_feature_layer": chosen[0] if len(chosen) == 1 else chosen,
         "vision_feature_select_strategy": "default",
         "projector_hidden_act": "gelu",
-        "image_token_id": _token_id(metadata, tokens, "<image>"),
+        "image_token_id": token,
+        **named,
     }
 
 
@@ -170,6 +177,7 @@ def _gemma3(metadata: Metadata, config: Mapping[str, Any], tokens: Sequence[str]
         raise metadata.fail(
             "projector.scale_factor", f"is {scale}, expected a divisor of {grid} patches a side"
         )
+    token, named = _row_token(metadata, tokens, "<image_soft_token>", UNUSED)
     return {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
@@ -181,7 +189,8 @@ def _gemma3(metadata: Metadata, config: Mapping[str, Any], tokens: Sequence[str]
         "mm_tokens_per_image": (grid // scale) ** 2,
         "boi_token_index": _token_id(metadata, tokens, "<start_of_image>"),
         "eoi_token_index": _token_id(metadata, tokens, "<end_of_image>"),
-        "image_token_index": _token_id(metadata, tokens, "<image_soft_token>"),
+        "image_token_index": token,
+        **named,
     }
 
 
@@ -193,11 +202,23 @@ def _token_id(metadata: Metadata, tokens: Sequence[str], text: str) -> int:
     if text not in tokens:
         raise ModelError(
             f"the vocabulary of the language model beside {metadata.header.path} has no token "
-            f"{text!r}, which stands for images in prompts. Convert the language model again from "
-            "a repository whose tokenizer has it, or use --weight_loader.gguf.mmproj none to serve "
+            f"{text!r}, which prompts with images need. Convert the language model again from a "
+            "repository whose tokenizer has it, or use --weight_loader.gguf.mmproj none to serve "
             "it alone"
         )
     return [*tokens].index(text)
+
+
+def _row_token(
+    metadata: Metadata, tokens: Sequence[str], usual: str, stand_in: str
+) -> tuple[int, dict[str, str]]:
+    """Return the number of the token that stands for a row of an image, and what the config says
+    of it if it is not the usual one. stand_in: how tokens without a use begin. llama.cpp has no
+    such token, so its converters may leave it out."""
+    others = [text for text in tokens if text.startswith(stand_in)]
+    if usual in tokens or not others:
+        return _token_id(metadata, tokens, usual), {}
+    return _token_id(metadata, tokens, others[-1]), {"image_token": others[-1]}
 
 
 def _shortest(value: float) -> float:
