@@ -3,6 +3,7 @@ logits."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from tiny_media import (
     prompt,
     some_prompts,
 )
-from tiny_models import divide
+from tiny_models import VOCAB_SIZE, divide
 from transformers import Idefics3ImageProcessorPil, LlavaProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -225,7 +226,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("stored", ["F32", "F16", "Q8_0"])
+@pytest.mark.parametrize("stored", ["F32", "F16", "BF16", "Q8_0"])
 @pytest.mark.parametrize("kind", ["mlp", "idefics3", "gemma3"])
 def test_logits(tmp_path: Path, kind: str, stored: str) -> None:
     family = family_of(kind)
@@ -239,6 +240,22 @@ def test_steps(tmp_path: Path, kind: str, chosen: dict[str, Any]) -> None:
     family = family_of(kind)
     reference = write(family, tmp_path, "Q8_0")
     check_media(reference, some_prompts(family.mark), **settings_of(tmp_path, **chosen))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "idefics3", "gemma3"])
+def test_packed_weights(tmp_path: Path, kind: str) -> None:
+    """Products with the integers of the file round activations, so logits are close."""
+    family = family_of(kind)
+    reference = write(family, tmp_path, "Q8_0")
+    params = SamplingParams(max_tokens=1, temperature=0, logprobs=-1, ignore_eos=True)
+    chosen = settings_of(tmp_path, plugin_options={})
+    with open_media_llm(reference.directory, **chosen) as llm:
+        outputs = llm.generate(some_prompts(family.mark), params, use_tqdm=False)
+    for one, output in zip(some_prompts(family.mark), outputs, strict=True):
+        (row,) = output.outputs[0].logprobs or []
+        values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
+        expected = reference.logprobs(one, output.outputs[0].token_ids)[0]
+        assert (values - expected).abs().max() < 0.5
 
 
 @pytest.mark.parametrize("kind", ["mlp", "gemma3"])
@@ -375,7 +392,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "tiles": ("mlp", {f"{KEY}.image_grid_pinpoints": [16, 32]}, "image_grid_pinpoints is not"),
     "layers": ("mlp", {f"{KEY}.feature_layer": [9]}, r"is \[9\], expected numbers from 0 to 2"),
     "layer": ("mlp", {f"{KEY}.feature_layer": 2}, "is 2, expected numbers from 0 to 2"),
-    "fewer layers": ("mlp", {f"{KEY}.block_count": 1}, "'v.blk.1..*has no place in a model"),
+    "fewer layers": ("mlp", {f"{KEY}.block_count": 1}, "has 2 layers; its metadata .* says 1"),
+    "many layers": (
+        "gemma3",
+        {f"{KEY}.block_count": 10**9},
+        "has 3 layers; its metadata .* says 1",
+    ),
+    "large images": ("mlp", {f"{KEY}.image_size": 2**30}, r"position_embd.weight has shape \(17, "),
+    "other patches": ("mlp", {f"{KEY}.patch_size": 8}, r"patch_embd.weight has shape \(32, 3, 4"),
     "no scale": ("idefics3", {f"{KEY}.projector.scale_factor": None}, "scale_factor is missing"),
     "scale": ("gemma3", {f"{KEY}.projector.scale_factor": 3}, "a divisor of 4 patches a side"),
 }
@@ -387,6 +411,43 @@ def test_metadata_that_is_refused(tmp_path: Path, case: tuple[str, dict[str, Any
     reference = write(family_of(kind), tmp_path, metadata=metadata)
     with pytest.raises(ModelError, match=message):
         describe(reference.directory)
+
+
+ODD = st.one_of(
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+    st.floats(width=32),
+    st.text(max_size=5),
+    st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    st.lists(st.floats(width=32), min_size=1, max_size=4),
+    st.none(),
+)
+
+
+@pytest.fixture(scope="module", params=["mlp", "idefics3", "gemma3"])
+def parts(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """Return the file of a language model, and the metadata and tensors of the tower."""
+    family = family_of(request.param)
+    folder = tmp_path_factory.mktemp("odd")
+    keys, tensors = tower_parts(family.reference.model, family.kind)
+    if family.kind == "mlp":
+        keys, tensors = without_last_layers(keys, tensors, VISION["num_hidden_layers"] - 1)
+    return write(family, folder).directory, {**keys, **family.more}, tensors
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_odd_metadata(parts: tuple[Path, Any, Any], data: Any) -> None:
+    """A file has a config that the model takes, or it is an error of the model."""
+    path, keys, tensors = parts
+    key = data.draw(st.sampled_from(sorted({*keys, "clip.vision.feature_layer"})))
+    chosen = {**keys, key: data.draw(ODD)}
+    kept = {name: value for name, value in chosen.items() if value is not None}
+    write_file(path.with_name("mmproj-model.gguf"), "clip", kept, tensors)
+    with contextlib.suppress(ModelError):
+        checkpoint = describe(path)
+        processor_of(checkpoint)
+        assert checkpoint.config["vision_config"]["image_size"] == kept["clip.vision.image_size"]
 
 
 def test_vocabularies_without_the_token_of_images(tmp_path: Path) -> None:
@@ -441,6 +502,8 @@ def test_towers_of_other_models(tmp_path: Path) -> None:
         ({"model.image_newline": np.ones(32, np.float32)}, "'model.image_newline' has no place"),
         ({"v.blk.0.attn_qkv.weight": np.ones((96, 32), np.float32)}, "attn_qkv.* has no place"),
         ({"mm.2.weight": None}, "mm.2.weight has shape None"),
+        ({"v.patch_embd.weight": None}, "v.patch_embd.weight has shape None; the metadata says"),
+        ({"v.position_embd.weight": np.ones((16, 32), np.float32)}, r"shape \(16, 32\); .* \(17"),
     ],
 )
 def test_tensors_without_a_place(tmp_path: Path, tensors: dict[str, Any], message: str) -> None:
@@ -455,7 +518,6 @@ def test_tensors_without_a_place(tmp_path: Path, tensors: dict[str, Any], messag
         ({"v.blk.0.ln1.bias": None}, "lacks 1 tensors .*layers.0.layer_norm1.bias"),
         ({"v.class_embd": None}, "class_embedding"),
         ({"v.blk.1.attn_q.weight": np.ones((32, 31), np.float32)}, "q_proj.weight.*31"),
-        ({"v.position_embd.weight": np.ones((16, 32), np.float32)}, "position_embedding.*16"),
         ({"mm.0.weight": np.ones((32, 64), np.float32)}, "linear_1.weight.*64"),
     ],
 )

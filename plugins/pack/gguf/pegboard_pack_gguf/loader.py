@@ -246,7 +246,8 @@ def _with_images(
             "--weight_loader.gguf.mmproj none to serve it alone"
         )
     tokens = header.metadata.get("tokenizer.ggml.tokens")
-    return mmproj.config(text, tokens if isinstance(tokens, list) else [])
+    is_valid = isinstance(tokens, list) and all(isinstance(text, str) for text in tokens)
+    return mmproj.config(text, tokens if is_valid else [])
 
 
 def _index_of_images(

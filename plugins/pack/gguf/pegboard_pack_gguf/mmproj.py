@@ -160,6 +160,7 @@ class Mmproj:
                 f"of {width} numbers. Use the file that was made for this model"
             )
         config = config_of(self.kind, Metadata(self.header, VISION), text, tokens)
+        self._check_sizes(config["vision_config"])
         return {**config, "preprocessor_config": PROCESSORS[self.kind](config, self.header)}
 
     def entries(self, file: str, config: Mapping[str, Any]) -> Iterator[TensorEntry]:
@@ -180,6 +181,30 @@ class Mmproj:
                     f"projector {self.kind!r} and a tower of {num_layers} layers"
                 )
             yield _entry(tensor, name, file)
+
+    def _check_sizes(self, vision: Mapping[str, Any]) -> None:
+        """Raise ModelError if the tensors are not those of a tower of these sizes. So a wrong
+        number makes no huge tower."""
+        size = vision["hidden_size"]
+        patch = vision["patch_size"]
+        has_class = "v.class_embd" in self.projector.top
+        expected = {
+            "v.patch_embd.weight": (size, 3, patch, patch),
+            "v.position_embd.weight": ((vision["image_size"] // patch) ** 2 + has_class, size),
+        }
+        for name, shape in expected.items():
+            stored = self.tensors[name].shape if name in self.tensors else None
+            if stored != shape:
+                raise ModelError(
+                    f"{self.header.path}: {name} has shape {stored}; the metadata says {shape}"
+                )
+        matches = (_LAYER_NAME.fullmatch(name) for name in self.tensors)
+        count = max((int(match[1]) + 1 for match in matches if match), default=0)
+        if count != vision["num_hidden_layers"]:
+            raise ModelError(
+                f"{self.header.path} has {count} layers; its metadata clip.vision.block_count says "
+                f"{vision['num_hidden_layers']}"
+            )
 
     def _is_swapped(self) -> bool:
         """Return whether the file has the layers of a block under each other's names."""
