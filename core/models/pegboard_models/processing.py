@@ -120,8 +120,9 @@ def _image_processor(checkpoint: Checkpoint) -> Any:
 
     folder = folder_of(checkpoint)
     has_file = any((folder / name).is_file() for name in FILES)
-    values = checkpoint.config.get(IN_CONFIG)
-    if not has_file and not isinstance(values, Mapping):
+    given = checkpoint.config.get(IN_CONFIG)
+    values: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    if not has_file and not values:
         raise ModelError(
             f"{folder} has neither {FILES[0]} nor {FILES[1]}; one of them says how images are "
             "processed. Copy it from the model's repository"

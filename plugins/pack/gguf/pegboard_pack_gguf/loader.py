@@ -246,8 +246,9 @@ def _with_images(
             "--weight_loader.gguf.mmproj none to serve it alone"
         )
     tokens = header.metadata.get("tokenizer.ggml.tokens")
-    is_valid = isinstance(tokens, list) and all(isinstance(text, str) for text in tokens)
-    return mmproj.config(text, tokens if is_valid else [])
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        tokens = []
+    return mmproj.config(text, tokens)
 
 
 def _index_of_images(

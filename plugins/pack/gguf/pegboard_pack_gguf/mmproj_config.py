@@ -239,7 +239,7 @@ def _colors(header: GGUFHeader) -> dict[str, list[float]]:
             and all(type(value) is float and math.isfinite(value) for value in values)
             and (name == "image_mean" or min(values) > 0)
         )
-        if not is_valid:
+        if not isinstance(values, list) or not is_valid:
             raise ModelError(
                 f"{header.path}: metadata {VISION}.{name} is {values!r}, expected a number for "
                 "red, green and blue"
