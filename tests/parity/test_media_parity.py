@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pegboard_model_llava.llava import Llava
-from safetensors.torch import save_file
 from tiny_media import (
     MediaReference,
+    add_adapter,
     check_media,
     check_output,
     open_media_llm,
@@ -108,7 +106,7 @@ def test_rows_that_do_not_fit_are_an_error(llava: MediaReference) -> None:
 def test_an_adapter_of_the_language_model(tmp_path: Path, root: str) -> None:
     """Adapters may name modules as transformers does, or as checkpoints do."""
     reference = write_llava(tmp_path)
-    folder = write_adapter(reference, tmp_path / "adapter", root)
+    folder = add_adapter(reference.model, tmp_path, root)
     prompts = some_prompts()
     params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
     adapter = LoRARequest("adapter", 1, str(folder))
@@ -122,7 +120,7 @@ def test_an_adapter_for_a_modality(tmp_path: Path) -> None:
     """Only prompts with images use it."""
     before = write_llava(tmp_path)
     after = write_llava(tmp_path)
-    folder = write_adapter(after, tmp_path / "adapter", "model.language_model")
+    folder = add_adapter(after.model, tmp_path, "model.language_model")
     prompts = some_prompts()
     params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
     adapters = {"default_mm_loras": {"image": str(folder)}, "max_loras": 1, "max_lora_rank": 8}
@@ -147,26 +145,3 @@ def test_wrong_adapters(
     write_llava(tmp_path)
     with pytest.raises(ConfigError, match=told):
         open_media_llm(tmp_path, default_mm_loras=adapters, **more)
-
-
-def write_adapter(reference: MediaReference, folder: Path, root: str) -> Path:
-    """Write a random adapter of the language model, and add it to the weights of transformers'
-    model. root: of the names of modules."""
-    folder.mkdir()
-    tensors = {}
-    random = torch.Generator().manual_seed(1)
-    for name, weight in reference.model.named_parameters():
-        if "language_model" in name and name.endswith(("q_proj.weight", "down_proj.weight")):
-            rows, columns = weight.shape
-            first = torch.randn(4, columns, generator=random) * 0.3
-            second = torch.randn(rows, 4, generator=random) * 0.3
-            path = name.removesuffix(".weight").replace("model.language_model", root)
-            tensors[f"base_model.model.{path}.lora_A.weight"] = first
-            tensors[f"base_model.model.{path}.lora_B.weight"] = second
-            with torch.no_grad():
-                weight.add_(2.0 * second @ first)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    targets = ["q_proj", "down_proj"]
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": targets}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder

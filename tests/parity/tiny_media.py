@@ -3,6 +3,7 @@ processor, and the comparison with what transformers computes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import SIZES, TOLERANCE, VOCAB_SIZE, open_llm
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -254,3 +255,27 @@ def write_llava(folder: Path, **config: Any) -> MediaReference:
         return processor(text=one["prompt"], images=given, return_tensors="pt")
 
     return MediaReference(folder, model, inputs)
+
+
+def add_adapter(model: Any, directory: Path, root: str) -> Path:
+    """Write a LoRA adapter of a model's language model, add what it means to the model, and return
+    its folder. root: what the adapter calls the language model."""
+    folder = directory / "adapter"
+    folder.mkdir()
+    random = torch.Generator().manual_seed(1)
+    tensors = {}
+    for name, weight in model.named_parameters():
+        if "language_model" in name and name.endswith(("q_proj.weight", "down_proj.weight")):
+            rows, columns = weight.shape
+            first = torch.randn(4, columns, generator=random) * 0.3
+            second = torch.randn(rows, 4, generator=random) * 0.3
+            path = name.removesuffix(".weight").replace("model.language_model", root)
+            tensors[f"base_model.model.{path}.lora_A.weight"] = first
+            tensors[f"base_model.model.{path}.lora_B.weight"] = second
+            with torch.no_grad():
+                weight.add_(2.0 * second @ first)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = ["q_proj", "down_proj"]
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 """Each may say how images are processed."""
+IN_CONFIG = "preprocessor_config"
+"""Where configs of checkpoints that are no folder have the values of the first of `FILES`."""
 
 
 def folder_of(checkpoint: Checkpoint) -> Path:
@@ -71,25 +73,12 @@ def token_id(tokenizer: "Tokenizer", text: str) -> int:
 
 
 class ImageProcessor:
-    """The image processor of transformers that a checkpoint's folder names, with PIL. Raises
-    ModelError if there is no such file or it is wrong, and RequestError for options that it does
-    not take."""
+    """The image processor of transformers that a checkpoint's folder names, with PIL. Without such
+    a file, the checkpoint's config may name it. Raises ModelError if neither does or it is wrong,
+    and RequestError for options that it does not take."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        from transformers import AutoImageProcessor
-
-        folder = folder_of(checkpoint)
-        if not any((folder / name).is_file() for name in FILES):
-            raise ModelError(
-                f"{folder} has neither {FILES[0]} nor {FILES[1]}; one of them says how images are "
-                "processed. Copy it from the model's repository"
-            )
-        try:
-            self.inner: Any = AutoImageProcessor.from_pretrained(
-                str(folder), backend="pil", local_files_only=True
-            )
-        except Exception as error:
-            raise ModelError(f"{folder}: the image processor cannot be loaded: {error}") from error
+        self.inner = _image_processor(checkpoint)
         self.names = frozenset(self.inner.valid_kwargs.__annotations__)
         self.fixed: dict[str, Any] = {}
 
@@ -123,6 +112,31 @@ class ImageProcessor:
                 parameter="mm_processor_kwargs" if options else None,
             ) from error
         return {str(name): value for name, value in arrays.items()}
+
+
+def _image_processor(checkpoint: Checkpoint) -> Any:
+    from transformers import AutoImageProcessor
+    from transformers.models.auto import image_processing_auto
+
+    folder = folder_of(checkpoint)
+    has_file = any((folder / name).is_file() for name in FILES)
+    given = checkpoint.config.get(IN_CONFIG)
+    values: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    if not has_file and not values:
+        raise ModelError(
+            f"{folder} has neither {FILES[0]} nor {FILES[1]}; one of them says how images are "
+            "processed. Copy it from the model's repository"
+        )
+    try:
+        if has_file:
+            return AutoImageProcessor.from_pretrained(
+                str(folder), backend="pil", local_files_only=True
+            )
+        name = f"{values['image_processor_type']}Pil"
+        kind: Any = image_processing_auto.get_image_processor_class_from_name(name)
+        return kind.from_dict({**values})
+    except Exception as error:
+        raise ModelError(f"{folder}: the image processor cannot be loaded: {error}") from error
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:

@@ -102,6 +102,7 @@ class MediaInputs:
             )
             every = self._placeholders.values()
             inside = [each for each in every if each.token_ids and not each.is_first]
+            self.begins_prompts = any(each.is_first for each in every)
             self._firsts = {each.token_ids[0] for each in inside}
             self.feeds_encoder = not all(each.token_ids or each.is_first for each in every)
             self.texts = {name: each.text for name, each in self._placeholders.items()}

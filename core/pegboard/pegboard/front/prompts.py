@@ -418,6 +418,8 @@ class RequestBuilder:
         elif most is not None and len(token_ids) > most:
             token_ids = first_tokens(self.tokenizer, prompt, token_ids, most)
         if not token_ids:
+            if prompt.media and self._media is not None and self._media.begins_prompts:
+                return [], types
             raise RequestError("the prompt is empty: it has no tokens", parameter="prompt")
         if len(token_ids) > longest:
             raise self._too_long(f"{len(token_ids)} tokens")

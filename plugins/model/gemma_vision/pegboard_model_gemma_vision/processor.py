@@ -47,9 +47,10 @@ class Gemma3Processor:
         self.token = token_of(config, "image", IMAGE_TOKEN)
         self.begin = token_of(config, "boi", BEGIN_TOKEN)
         self.size = sizes.image_size
-        self.one = f"\n\n{BEGIN}{ROW * pooled_side(config, sizes) ** 2}{END}\n\n"
+        row = str(config.get("image_token") or ROW)
+        self.one = f"\n\n{BEGIN}{row * pooled_side(config, sizes) ** 2}{END}\n\n"
         self.tokenizer = setup.tokenizer
-        for text, expected in ((BEGIN, self.begin), (ROW, self.token)):
+        for text, expected in ((BEGIN, self.begin), (row, self.token)):
             if (known := token_id(setup.tokenizer, text)) != expected:
                 raise ModelError(
                     f"the checkpoint's tokenizer has {text} as token {known}, and its config says "

@@ -34,6 +34,9 @@ from pegboard_models.vision_sizes import Selection, VisionSizes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+MARK = "<image>"
+"""What stands for an image, if the config does not say."""
+
 
 class LlavaProcessor:
     """LLaVA 1.5: each image has as many rows as the tower has features. image_token: if the config
@@ -46,12 +49,13 @@ class LlavaProcessor:
         config = {**self.defaults, **setup.checkpoint.config}
         self.config = config
         self.token = token_of(config, "image", self.image_token)
+        self.mark = str(config.get("image_token") or MARK)
         self.sizes = VisionSizes.of(config.get("vision_config") or {})
         self.selection = Selection.of(config, self.sizes)
         self.images = ImageProcessor(setup.checkpoint)
 
     def placeholder(self, modality: str) -> Placeholder:
-        return Placeholder("<image>", (self.token,))
+        return Placeholder(self.mark, (self.token,))
 
     @property
     def num_features(self) -> int:

@@ -27,10 +27,7 @@ def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
     when no path or several paths do."""
     if "." not in wanted:
         of_type = re.compile(_TYPE.format(re.escape(wanted)), re.IGNORECASE)
-        model = pick_gguf(
-            [path for path in files if of_type.fullmatch(path.name) and not is_projector(path)],
-            where,
-        )
+        model = pick_gguf([path for path in files if of_type.fullmatch(path.name)], where)
         if model is not None:
             return model
     parts = Path(wanted).parts
@@ -50,11 +47,11 @@ def is_projector(path: Path) -> bool:
 
 def pick_gguf(files: Sequence[Path], where: str) -> Path | None:
     """Returns the one GGUF model among `files` (the first part of a split one), or None if there is
-    no GGUF file. Raises ModelError when there are several models, because then the user must name
-    one."""
+    none. Files of vision towers are no models. Raises ModelError when there are several models,
+    because then the user must name one."""
     models = []
     for path in sorted(files):
-        if path.suffix.lower() == ".gguf":
+        if path.suffix.lower() == ".gguf" and not is_projector(path):
             part = _PART.search(path.name)
             if part is None or int(part[1]) == 1:
                 models.append(path)

@@ -79,6 +79,11 @@ def test_a_gguf_by_the_type_of_its_weights(tmp_path):
         _fetch(tmp_path, file="Q4_K")
 
 
+def test_a_vision_tower_is_no_model(tmp_path):
+    _make(tmp_path, "mmproj-model.gguf", "model.gguf")
+    assert _fetch(tmp_path).root == tmp_path / "model.gguf"
+
+
 def test_one_of_several_ggufs_must_be_named(tmp_path):
     _make(tmp_path, "a.gguf", "b.gguf", "sub/c.gguf")
     with pytest.raises(ModelError, match=r"name one of them.*a\.gguf, b\.gguf"):

@@ -19,6 +19,7 @@ from pegboard_pack_gguf.delivery import changed
 from pegboard_pack_gguf.dequantize import dequantize_into
 from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, GGUFTensor, read_header
+from pegboard_pack_gguf.hf_config import config_of_language
 from pegboard_pack_gguf.loader import plain_tensor
 from pegboard_pack_gguf.metadata import Metadata
 from pegboard_pack_gguf.table_parts import UNPERMUTE, Architecture, Change
@@ -66,7 +67,7 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str,
         change = _change(architecture, part, checkpoint)
         if change is not None:
             piece = WeightPiece(f"{path}.weight", "float32", tuple(scaled.shape), scaled)
-            scaled = _tensor(changed(piece, change, checkpoint.config))
+            scaled = _tensor(changed(piece, change, config_of_language(checkpoint.config)))
         pairs[path] = (a, scaled)
     return 1.0, pairs
 
@@ -125,7 +126,7 @@ def _taken_apart(
     checkpoint: Checkpoint,
 ) -> dict[str, Pair]:
     """Returns the adapters of Q, K and V, which are stored one after the other with the same A."""
-    config = checkpoint.config
+    config = config_of_language(checkpoint.config)
     heads = [
         config["num_attention_heads"],
         config["num_key_value_heads"],

@@ -40,6 +40,17 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
     return replace(piece, data=_reordered(piece.data, order.reshape(-1)))
 
 
+def of_images(piece: WeightPiece, is_offset: bool) -> WeightPiece:
+    """Returns a tensor of a vision tower. Those that no linear layer multiplies with become floats.
+    is_offset: the converter added 1 to it."""
+    is_module = piece.name.endswith(".weight") and "embedding" not in piece.name
+    if isinstance(piece.data, memoryview) and not (is_module and len(piece.shape) == 2):
+        piece = _as_floats(piece, is_transposed=False)
+    if is_offset and isinstance(piece.data, Tensor):
+        piece = replace(piece, stored="float32", data=piece.data.float() - 1.0)
+    return piece
+
+
 def joined(entry: TensorEntry, parts: Sequence[WeightPiece]) -> WeightPiece:
     """Returns the tensor `entry`, whose rows are those of the parts one after the other, in new
     memory."""

@@ -76,6 +76,12 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
     return config | _computed(architecture, config, metadata, shapes)
 
 
+def config_of_language(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the part of a config that describes the language model."""
+    part: Mapping[str, Any] = config.get("text_config", config)
+    return part
+
+
 def _heads(metadata: Metadata, hidden_size: int) -> dict[str, int]:
     """Returns the sizes of attention."""
     num_heads = metadata.count("attention.head_count")

@@ -32,7 +32,9 @@ from pegboard_pack_gguf.architectures import (
 )
 from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, read_header
-from pegboard_pack_gguf.hf_config import hf_config, token_ids
+from pegboard_pack_gguf.hf_config import config_of_language, hf_config, token_ids
+from pegboard_pack_gguf.mmproj import PARTS, SOFT_NORM, Mmproj, find_mmproj
+from pegboard_pack_gguf.options import GGUFFiles
 from pegboard_pack_gguf.table_parts import Architecture
 from pegboard_pack_gguf.vocabulary import end_token_ids
 
@@ -47,8 +49,8 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 class GGUFLoader:
-    def __init__(self, options: None, setup: WeightLoaderSetup) -> None:
-        pass
+    def __init__(self, options: GGUFFiles | None, setup: WeightLoaderSetup) -> None:
+        self.options = options or GGUFFiles()
 
     def describe(self, files: "LocalFiles") -> Checkpoint:
         path = find_file(files.root)
@@ -60,6 +62,12 @@ class GGUFLoader:
         prefix, architecture = architecture_of(header)
         config = hf_config(whole, prefix, architecture)
         tensors = _index(headers, architecture, config)
+        beside = find_mmproj(path, self.options.mmproj)
+        if beside is not None:
+            mmproj = Mmproj(beside)
+            config = _with_images(mmproj, header, architecture, config)
+            tensors |= _index_of_images(mmproj, path.parent, config)
+            headers.append(mmproj.header)
         template = header.metadata.get("tokenizer.chat_template")
         generation_config: dict[str, Any] = dict(token_ids(header))
         tokenizer_data = _tokenizer_data(header)
@@ -69,7 +77,7 @@ class GGUFLoader:
             format="gguf",
             path=path,
             config=config,
-            architectures=(architecture.class_name,),
+            architectures=tuple(config["architectures"]),
             tensors=tensors,
             tokenizer=TokenizerPayload("gguf", data=tokenizer_data),
             quantization={"quant_method": "gguf"},
@@ -85,12 +93,18 @@ class GGUFLoader:
     ) -> Iterator[WeightPiece]:
         """Yields blocks as read-only views of the mapped file, and plain types as tensors over
         private mappings. Tensors that the converter changed are changed back, in new memory."""
-        architecture = BY_MODEL_TYPE[checkpoint.config["model_type"]]
+        config = config_of_language(checkpoint.config)
+        architecture = BY_MODEL_TYPE[config["model_type"]]
         files = _MappedFiles(checkpoint.path.parent)
         chosen = [
             _entry(checkpoint, name) for name in dict.fromkeys(weight.name for weight in wanted)
         ]
         for entry in sorted(chosen, key=lambda entry: (entry.file, entry.offset)):
+            if entry.name.startswith(PARTS):
+                from pegboard_pack_gguf.delivery import of_images
+
+                yield of_images(files.piece(entry), is_offset=entry.name == SOFT_NORM)
+                continue
             parts = up_projection_parts(entry, checkpoint.tensors) if architecture.is_latent else ()
             if parts:
                 from pegboard_pack_gguf.delivery import up_projection
@@ -103,17 +117,17 @@ class GGUFLoader:
                 from pegboard_pack_gguf.delivery import changed, joined
 
                 pieces = [
-                    _delivered(files.piece(_entry(checkpoint, name)), architecture, checkpoint)
+                    _delivered(files.piece(_entry(checkpoint, name)), architecture, config)
                     for name in names
                 ]
                 whole = joined(entry, pieces)
                 change = architecture.joined_change
-                yield whole if change is None else changed(whole, change, checkpoint.config)
+                yield whole if change is None else changed(whole, change, config)
                 continue
             piece = files.piece(entry)
             if has_offset(architecture, entry.name) and not isinstance(piece.data, memoryview):
                 piece = replace(piece, data=piece.data - architecture.norm_offset)
-            yield _delivered(piece, architecture, checkpoint)
+            yield _delivered(piece, architecture, config)
 
 
 class _MappedFiles:
@@ -221,6 +235,31 @@ def _index(
     return index
 
 
+def _with_images(
+    mmproj: Mmproj, header: GGUFHeader, architecture: Architecture, text: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the config of a model with a vision tower. header, architecture, text: of its
+    language model."""
+    if architecture.layers != "model.layers":
+        raise ModelError(
+            f"{mmproj.header.path}: a {architecture.class_name} with images is not supported; use "
+            "--weight_loader.gguf.mmproj none to serve it alone"
+        )
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        tokens = []
+    return mmproj.config(text, tokens)
+
+
+def _index_of_images(
+    mmproj: Mmproj, folder: Path, config: Mapping[str, Any]
+) -> dict[str, TensorEntry]:
+    """Returns the tensors of the vision tower and its projector. folder: of the language model."""
+    path = mmproj.header.path
+    file = path.name if path.parent == folder else str(path)
+    return {entry.name: entry for entry in mmproj.entries(file, config)}
+
+
 def _tokenizer_data(header: GGUFHeader) -> dict[str, Any]:
     """Returns everything under "tokenizer." by the rest of its name ("ggml.tokens"), and the
     settings that decide whether special tokens strip white space."""
@@ -265,14 +304,14 @@ def _entry(checkpoint: Checkpoint, name: str) -> TensorEntry:
 
 
 def _delivered(
-    piece: WeightPiece, architecture: Architecture, checkpoint: Checkpoint
+    piece: WeightPiece, architecture: Architecture, config: Mapping[str, Any]
 ) -> WeightPiece:
     change = change_of(architecture, piece.name) if architecture.changes else None
     if change is None:
         return piece
     from pegboard_pack_gguf.delivery import changed
 
-    return changed(piece, change, checkpoint.config)
+    return changed(piece, change, config)
 
 
 def _map_file(path: Path) -> mmap.mmap:

@@ -1,10 +1,19 @@
-"""Options of the quantization method."""
+"""Options of the weight loader and of the quantization method."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+
+class GGUFFiles(BaseModel):
+    """mmproj: the file of the vision tower: "auto" for the only mmproj*.gguf beside the model,
+    "none" to serve the language model alone, or a path, from the folder of the model on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mmproj: str = "auto"
 
 
 class GGUFOptions(BaseModel):

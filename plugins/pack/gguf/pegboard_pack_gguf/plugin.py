@@ -9,6 +9,7 @@ from pegboard.interfaces.weight_loader import WeightLoaderSpec
 WEIGHT_LOADER = WeightLoaderSpec(
     api="1.0",
     implementation="pegboard_pack_gguf.loader:GGUFLoader",
+    options="pegboard_pack_gguf.options:GGUFFiles",
     file_patterns=("*.gguf",),
     magic=b"GGUF",
     adapters="pegboard_pack_gguf.adapters:read_adapter",

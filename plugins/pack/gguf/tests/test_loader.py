@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pegboard_pack_gguf.loader import GGUFLoader
+from pegboard_pack_gguf.options import GGUFFiles
 from pegboard_pack_gguf.rope_scaling import divisors_config
 
 from pegboard.errors import ModelError
@@ -412,7 +413,10 @@ def test_directories(write_gguf, tmp_path: Path) -> None:
         describe(tmp_path / "none")
     write_gguf(name="a.gguf")
     write_gguf(name="mmproj-a.gguf")
-    assert describe(tmp_path).path.name == "a.gguf"
+    alone = GGUFLoader(GGUFFiles(mmproj="none"), WeightLoaderSetup())
+    assert alone.describe(LocalFiles(tmp_path)).path.name == "a.gguf"
+    with pytest.raises(ModelError, match="mmproj-a.gguf is no vision tower"):
+        describe(tmp_path)
     write_gguf(name="b.gguf")
     with pytest.raises(ModelError, match="several models; name one of these files: a.gguf, b.gguf"):
         describe(tmp_path)

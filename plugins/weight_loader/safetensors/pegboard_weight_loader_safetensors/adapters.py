@@ -51,7 +51,8 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str,
         raise ModelError(f"{path} is damaged: {error}") from error
     pairs = {module: (tensors[a.name], tensors[b.name]) for module, (a, b) in names.items()}
     if checkpoint.rope_style == "pairs":
-        pairs = {name: (a, _in_pairs(name, b, checkpoint.config)) for name, (a, b) in pairs.items()}
+        config = checkpoint.config.get("text_config", checkpoint.config)
+        pairs = {name: (a, _in_pairs(name, b, config)) for name, (a, b) in pairs.items()}
     if len(set(factors.values())) == 1:
         return next(iter(factors.values())), pairs
     return 1.0, {name: (a, b.float() * factors[name]) for name, (a, b) in pairs.items()}

@@ -1,0 +1,1 @@
+"""CLIP: vectors of texts and images."""
