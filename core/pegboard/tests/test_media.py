@@ -223,7 +223,7 @@ def test_the_engine_options_are_the_default(make_builder: MakeBuilder) -> None:
 
 def test_a_name_stands_for_an_item_that_is_kept(make_builder: MakeBuilder) -> None:
     builder = make_builder()
-    reader = builder._media._reader  # type: ignore[union-attr]
+    reader = builder._media.items._reader  # type: ignore[union-attr]
     named = {**data("<i>", ["ab"]), "multi_modal_uuids": {"image": ["cat"]}}
     first = built(builder, named)
     later = {"prompt": "<i>", "multi_modal_data": {"image": [None]}}
@@ -252,7 +252,7 @@ def test_the_reader_gets_the_settings(make_builder: MakeBuilder) -> None:
         allowed_local_media_path="/pictures",
         media_io_kwargs={"video": {"num_frames": 3}},
     )
-    assert builder._media._reader.setup == MediaReaderSetup(  # type: ignore[union-attr]
+    assert builder._media.items._reader.setup == MediaReaderSetup(  # type: ignore[union-attr]
         domains=("example.com",),
         local_path="/pictures",
         options={"video": {"num_frames": 3}},

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
-from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from pegboard.data.media import MediaArray, MediaItem, MediaSource, no_media
-from pegboard.data.prompt_embeds import PromptEmbeds, wrong_embeds
+from pegboard.data.media import MediaItem, MediaSource, no_media
+from pegboard.data.prompt_embeds import PromptEmbeds
 from pegboard.data.request import LoRARequest
 from pegboard.errors import RequestError, blame, expect
+from pegboard.front.media_items import Items
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.multimodal_processor import (
-    MediaReaderSetup,
     MultiModalProcessorSetup,
     MultiModalProcessorSpec,
     PlacedItem,
     Placeholder,
-    Processed,
     Transcriber,
 )
 from pegboard.log import get_logger
@@ -35,7 +30,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-GIB = 2**30
 FIRST_ADAPTER = 2**62
 """The number of the first adapter of default_mm_loras."""
 
@@ -50,20 +44,6 @@ class Expanded(NamedTuple):
     inputs: dict[str, list[int]]
 
 
-class Ready(NamedTuple):
-    """A processed item. digest: has the number of rows, because a client may give one name to items
-    of different sizes. runs: (first token, number) of the tokens that are rows. was_kept: it comes
-    from the cache. rows: those that the client has made; None = the model makes them."""
-
-    digest: str
-    token_ids: list[int]
-    runs: list[tuple[int, int]]
-    arrays: dict[str, MediaArray]
-    facts: Mapping[str, Any]
-    was_kept: bool = False
-    rows: PromptEmbeds | None = None
-
-
 def make_media(
     plan: "EnginePlan", registry: "Registry | None", tokenizer: "Tokenizer | None"
 ) -> "MediaInputs | None":
@@ -74,7 +54,7 @@ def make_media(
 
 
 class MediaInputs:
-    """The processor of one model, and what it has made lately. Any thread may use it."""
+    """The processor of one model, and where its items are in prompts. Any thread may use it."""
 
     def __init__(self, plan: "EnginePlan", registry: "Registry", tokenizer: "Tokenizer") -> None:
         engine = plan.settings.engine
@@ -82,8 +62,6 @@ class MediaInputs:
         spec = registry.spec(entry)
         assert isinstance(spec, MultiModalProcessorSpec)
         self._plugin = entry.id
-        self._options = dict(engine.mm_processor_kwargs or {})
-        self._takes_rows = engine.enable_mm_embeds
         setup = MultiModalProcessorSetup(plan.checkpoint, tokenizer)
         self._processor = registry.build(entry, setup)
         self._limits = {
@@ -107,15 +85,7 @@ class MediaInputs:
             self.feeds_encoder = not all(each.token_ids or each.is_first for each in every)
             self.texts = {name: each.text for name, each in self._placeholders.items()}
             reader = import_part(entry, spec.reader, "reader")
-            self._reader = reader(
-                MediaReaderSetup(
-                    domains=tuple(engine.allowed_media_domains or ()),
-                    local_path=engine.allowed_local_media_path,
-                    options=engine.media_io_kwargs,
-                )
-            )
-        self._model = plan.checkpoint.digest.encode()
-        self._cache = ProcessorCache(int(engine.mm_processor_cache_gb * GIB))
+            self.items = Items(engine, self._processor, entry.id, reader, plan.checkpoint.digest)
 
     def expand(self, token_ids: Sequence[int], prompt: Prompt) -> "Expanded":
         """Return the prompt with its items. token_ids: its tokens, with placeholders. Raises
@@ -130,27 +100,23 @@ class MediaInputs:
         }
         kinds = [self._placeholders[source.modality] for source in sources]
         done = _start([each.token_ids for each in kinds if each.is_first], token_ids)
-        places: list[tuple[int, str | None]] = [
+        places = [
             (done, source.modality)
             for source, kind in zip(sources, kinds, strict=True)
             if kind.is_first
         ]
-        places += [
-            (place, self._modality_at(token_ids, place))
-            for place, token in enumerate(token_ids)
-            if token in self._firsts
-        ]
+        places += self._places(token_ids)
         expanded: list[int] = []
         items: list[MediaItem] = []
         rows: list[PromptEmbeds] = []
         placed: list[PlacedItem] = []
         for place, modality in places:
-            if modality is None or place < done:
+            if place < done:
                 continue
             expanded += token_ids[done:place]
             if not waiting[modality]:
                 raise self._wrong_number(modality, counts[modality], "more")
-            ready = self._ready(waiting[modality].pop(0), prompt)
+            ready = self.items.ready(waiting[modality].pop(0), prompt)
             start = len(expanded)
             spans = tuple((start + first, count) for first, count in ready.runs)
             if ready.rows is None:
@@ -196,7 +162,7 @@ class MediaInputs:
                 parameter="multi_modal_data",
             )
         source = prompt.media[0]
-        ready = self._ready(source, prompt)
+        ready = self.items.ready(source, prompt)
         num_rows = len(ready.token_ids)
         item = MediaItem(
             source.modality, ready.digest, ((0, 1),), ready.arrays, num_rows, ready.was_kept
@@ -215,17 +181,15 @@ class MediaInputs:
                 raise ValueError(f"inputs() must return {len(token_ids)} numbers for each name")
             return inputs
 
-    def reset(self) -> None:
-        """Forget what was processed."""
-        self._cache.clear()
-
-    def _modality_at(self, token_ids: Sequence[int], place: int) -> str | None:
-        for name, placeholder in self._placeholders.items():
-            target = placeholder.token_ids
-            is_here = tuple(token_ids[place : place + len(target)]) == target
-            if is_here and not placeholder.is_first:
-                return name
-        return None
+    def _places(self, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
+        """Yield the place and the modality of each placeholder in a prompt."""
+        for place, token in enumerate(token_ids):
+            for name, placeholder in self._placeholders.items() if token in self._firsts else ():
+                target = placeholder.token_ids
+                is_here = tuple(token_ids[place : place + len(target)]) == target
+                if is_here and not placeholder.is_first:
+                    yield place, name
+                    break
 
     def _wrong_number(self, modality: str, count: int, comparison: str) -> RequestError:
         text = self._placeholders[modality].text
@@ -234,91 +198,6 @@ class MediaInputs:
             f"which there are {count}; write one for each",
             parameter="prompt",
         )
-
-    def _ready(self, source: MediaSource, prompt: Prompt) -> Ready:
-        """Return a processed item, from the cache if it was there before. A name counts among
-        requests with the same salt."""
-        if isinstance(source.value, PromptEmbeds):
-            return self._given(source, source.value)
-        options = {**self._options, **prompt.media_options}
-        how = msgspec.json.encode(options, order="sorted", enc_hook=repr)
-        kind = source.modality.encode()
-        if source.uuid is not None:
-            salt = (prompt.cache_salt or "").encode()
-            digest = _digest(b"uuid", kind, source.uuid.encode(), salt, how, self._model)
-            if (ready := self._cache.get(digest)) is not None:
-                return ready
-            if source.value is None:
-                raise RequestError(
-                    f"{source.path}: there is no item {source.uuid[:60]!r} in the cache; send it",
-                    parameter=source.path,
-                )
-        value, identity = self._reader.read(source)
-        if source.uuid is None:
-            digest = _digest(b"content", kind, identity, how, self._model)
-            if (ready := self._cache.get(digest)) is not None:
-                return ready
-        try:
-            with blame(self._plugin):
-                processed = self._processor.process(source.modality, value, options)
-                expect(processed, Processed, self._processor, "process")
-                ready = _ready_of(digest, processed)
-        except RequestError as error:
-            if error.parameter is not None:
-                raise
-            raise RequestError(f"{source.path}: {error}", parameter=source.path) from error
-        self._cache.put(digest, ready)
-        return ready
-
-    def _given(self, source: MediaSource, rows: PromptEmbeds) -> Ready:
-        """Return an item whose rows the client has made."""
-        if not self._takes_rows:
-            raise wrong_embeds(
-                source.path,
-                "the rows of items are off; start with enable_mm_embeds (--enable-mm-embeds)",
-            )
-        place = getattr(self._processor, "place_rows", None)
-        if place is None:
-            raise wrong_embeds(source.path, "this model takes items only, and not their rows")
-        if rows.shape[0] < 1:
-            raise wrong_embeds(source.path, "an item needs at least one row")
-        with blame(self._plugin):
-            placed = place(source.modality, rows.shape[0])
-            ready = _ready_of("", expect(placed, Processed, self._processor, "place_rows"))
-            if sum(count for _, count in ready.runs) != rows.shape[0]:
-                raise ValueError(f"place_rows() must place {rows.shape[0]} rows")
-        return ready._replace(rows=rows)
-
-
-class ProcessorCache:
-    """The items that were processed last. num_bytes: the room for their arrays."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._room = num_bytes
-        self._items: OrderedDict[str, Ready] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, digest: str) -> Ready | None:
-        with self._lock:
-            ready = self._items.get(digest)
-            if ready is not None:
-                self._items.move_to_end(digest)
-                ready = ready._replace(was_kept=True)
-            return ready
-
-    def put(self, digest: str, ready: Ready) -> None:
-        with self._lock:
-            before = self._items.pop(digest, None)
-            self._room += 0 if before is None else _size(before)
-            self._items[digest] = ready
-            self._room -= _size(ready)
-            while self._room < 0:
-                self._room += _size(self._items.popitem(last=False)[1])
-
-    def clear(self) -> None:
-        with self._lock:
-            self._room += sum(map(_size, self._items.values()))
-            self._items.clear()
 
 
 def _start(begins: Sequence[Sequence[int]], token_ids: Sequence[int]) -> int:
@@ -350,36 +229,3 @@ def parts_of(rows: PromptEmbeds, places: Sequence[tuple[int, int]]) -> list[Prom
         parts.append(PromptEmbeds(data, rows.dtype, (count, rows.shape[1]), start, rows.path))
         first += count
     return parts
-
-
-def _size(ready: Ready) -> int:
-    return sum(len(array.data) for array in ready.arrays.values())
-
-
-def _digest(*parts: bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _ready_of(digest: str, processed: Processed) -> Ready:
-    token_ids = list(processed.token_ids)
-    runs: list[tuple[int, int]] = []
-    if processed.is_row is None:
-        runs.append((0, len(token_ids)))
-    else:
-        for place, is_row in enumerate(processed.is_row.tolist()):
-            if is_row and runs and sum(runs[-1]) == place:
-                runs[-1] = runs[-1][0], runs[-1][1] + 1
-            elif is_row:
-                runs.append((place, 1))
-    if not runs:
-        raise ValueError("process() returned an item without rows")
-    arrays = {
-        name: MediaArray(array.tobytes(), str(array.dtype), array.shape)
-        for name, array in processed.arrays.items()
-    }
-    num_rows = sum(count for _, count in runs)
-    return Ready(f"{digest}-{num_rows}", token_ids, runs, arrays, processed.facts)

@@ -79,7 +79,7 @@ class RequestBuilder:
     def reset_mm_cache(self) -> None:
         """Forget which images, audio and videos were processed."""
         if self._media is not None:
-            self._media.reset()
+            self._media.items.reset()
 
     def stream(self, request: EngineRequest, prompt: str | None) -> OutputStream:
         """Return a stream that turns the deltas of a built request into outputs. prompt: the text
