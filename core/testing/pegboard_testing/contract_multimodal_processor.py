@@ -115,6 +115,17 @@ class MultiModalProcessorContract:
             else:
                 np.testing.assert_array_equal(np.asarray(before), np.asarray(value))
 
+    def test_rows_have_places(self) -> None:
+        """Of items whose rows a client has made, if the processor takes them."""
+        processor: Any = self.processor()
+        place = getattr(processor, "place_rows", None)
+        for modality in {modality for modality, _ in self.items()} if place else ():
+            for count in (1, 7):
+                placed = place(modality, count)
+                assert isinstance(placed, Processed) and not placed.arrays
+                is_row = placed.is_row
+                assert count == (len(placed.token_ids) if is_row is None else int(is_row.sum()))
+
     def test_unknown_options_are_refused(self) -> None:
         modality, value = self.items()[0]
         with pytest.raises(RequestError, match="no_such_option"):
