@@ -45,6 +45,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from transformers.models.idefics2.image_processing_pil_idefics2 import Idefics2ImageProcessorPil
 from transformers.models.janus.image_processing_pil_janus import JanusImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.utils import is_torchvision_available
 
 from pegboard.errors import RequestError
 
@@ -233,6 +234,25 @@ FAMILIES = {
         ["<image>", "<break>", "<end>"],
     ),
 }
+if is_torchvision_available():  # their image processors need it
+    from transformers import Cohere2VisionImageProcessor, Cohere2VisionProcessor
+
+    FAMILIES["Command A Vision"] = Family(
+        "cohere2_vision",
+        {
+            "text_config": {"model_type": "cohere2", **MEDIA_TEXT, "logit_scale": 1.0},
+            "vision_config": SIGLIP,
+            "alignment_intermediate_size": 40,
+            "image_token_id": IMAGE,
+        },
+        lambda tokenizer: Cohere2VisionProcessor(
+            image_processor=Cohere2VisionImageProcessor(
+                size={"height": SIDE, "width": SIDE}, patch_size=2, max_patches=3
+            ),
+            tokenizer=tokenizer,
+        ),
+        ["<image>", "<begin_of_image>", "<end_of_image>", "<break>"],
+    )
 ROLES = {
     "image_token": "<image>",
     "boi_token": "<begin_of_image>",
@@ -240,6 +260,7 @@ ROLES = {
     "image_break_token": "<break>",
     "image_end_token": "<end>",
     "image_boundary_token": "<fake_token_around_image>",
+    "img_line_break_token": "<break>",
 }
 """Names of special tokens that processors read from the tokenizer."""
 
