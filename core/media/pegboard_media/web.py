@@ -11,9 +11,11 @@ import io
 import re
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
@@ -52,6 +54,28 @@ def resolve_name(host: str, port: int) -> list[str]:
 
 def connect_to(address: str, port: int, seconds: float) -> socket.socket:
     return socket.create_connection((address, port), seconds)
+
+
+def looked_up(resolve: Resolve, host: str, port: int, seconds: float) -> Sequence[str]:
+    """Return the addresses of a host. The system's look-up has no limit of time, so a thread waits
+    for it. Raises OSError after so many seconds."""
+    answers: SimpleQueue[Any] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(resolve(host, port))
+        except Exception as error:  # noqa: BLE001 - raised below
+            answers.put(error)
+
+    threading.Thread(target=run, daemon=True, name="look-up").start()
+    try:
+        answer = answers.get(timeout=seconds)
+    except Empty:
+        raise OSError("the look-up takes too long") from None
+    if isinstance(answer, Exception):
+        raise answer
+    addresses: Sequence[str] = answer
+    return addresses
 
 
 class Web:
@@ -107,7 +131,7 @@ class Web:
     def _connection(self, scheme: str, host: str, port: int, deadline: float) -> socket.socket:
         """Return a connection to the first address that answers."""
         failure: OSError = OSError("no address")
-        for address in self._addresses(host, port):
+        for address in self._addresses(host, port, deadline):
             try:
                 connection = self._connect(address, port, remaining(deadline))
             except OSError as error:
@@ -123,12 +147,12 @@ class Web:
                 raise
         raise failure
 
-    def _addresses(self, host: str, port: int) -> Sequence[str]:
+    def _addresses(self, host: str, port: int, deadline: float) -> Sequence[str]:
         """Return the addresses of a host that may be asked."""
         if self._domains and host not in self._domains:
             raise Unusable(REFUSED)
         try:
-            addresses = self._resolve(host, port)
+            addresses = looked_up(self._resolve, host, port, remaining(deadline))
         except (OSError, UnicodeError) as error:
             raise Unusable(REFUSED) from error
         if not addresses or not (self._domains or all(map(is_public, addresses))):

@@ -645,3 +645,23 @@ def test_a_link_that_is_put_there_late_is_not_followed(
     monkeypatch.setattr(Path, "resolve", resolve)
     with pytest.raises(Unusable, match="is not a file"):
         local(folder, "deep/b")
+
+
+def test_a_look_up_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with the time of the fetch, and says no more than for an unknown host."""
+    monkeypatch.setattr(web, "MAX_FETCH_SECONDS", 0.2)
+    asked = threading.Event()
+    ends = threading.Event()
+
+    def resolve(name: str, port: int) -> Sequence[str]:
+        asked.set()
+        ends.wait(30)
+        return [PUBLIC]
+
+    def connect(*_: object) -> socket.socket:
+        raise AssertionError("nothing may be asked")
+
+    with pytest.raises(web.Unusable, match="may not be fetched"):
+        web.Web((), resolve, connect).fetch("http://good.test/a")
+    assert asked.is_set()
+    ends.set()

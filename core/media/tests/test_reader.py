@@ -163,6 +163,7 @@ def test_audio_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
         TONE,
         None,
     ],
+    ids=lambda value: type(value).__name__,  # a recording has the time when it was made
 )
 def test_audio_that_is_refused(value: Any) -> None:
     with pytest.raises(RequestError, match="prompt: the audio"):
