@@ -86,7 +86,7 @@ from dataclasses import replace
 from pegboard_model_qwen_vl.plugin import QWEN2_5_VL, QWEN2_5_VL_PROCESSOR
 from pegboard_model_qwen_vl.qwen_vl import Qwen25VL
 
-MODEL = replace(QWEN2_5_VL, implementation="acme_failing:Failing")
+MODEL = replace(QWEN2_5_VL, implementation="acme_encoder:Failing")
 PROCESSOR = QWEN2_5_VL_PROCESSOR
 
 class Failing(Qwen25VL):
@@ -105,10 +105,10 @@ def test_a_process_that_cannot_encode_ends_the_engine(
 ) -> None:
     """One of two processes encodes a black image. Until then, both answer."""
     name = "FailingForConditionalGeneration"
-    places = {"model": {name: "acme_failing:MODEL"}}
-    places["multimodal_processor"] = {name: "acme_failing:PROCESSOR"}
+    places = {"model": {name: "acme_encoder:MODEL"}}
+    places["multimodal_processor"] = {name: "acme_encoder:PROCESSOR"}
     FakeDistributions(tmp_path).add(
-        "acme-failing", places, {"acme_failing": FAILING}, requires=["pegboard"]
+        "acme-encoder", places, {"acme_encoder": FAILING}, requires=["pegboard"]
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for cache in CACHES:
