@@ -9,24 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from stored_layouts import quantize
 from test_qwen_vl_parity import FILM, LAYOUTS, MARK
 from test_qwen_vl_parity import write as write_qwen
 from tiny_media import (
     IMAGE,
-    MEDIA_TEXT,
     MediaReference,
     Prompt,
     check_output,
+    mean_error,
     mixed_prompts,
     open_media_llm,
     prompt,
-    rows_of,
     some_prompts,
     write_llava,
 )
-from tiny_models import DIVIDED, TOLERANCE, VOCAB_SIZE
-from transformers import AutoModelForImageTextToText
+from tiny_models import DIVIDED, TOLERANCE
 
 from pegboard import LLM, BeamSearchParams, SamplingParams
 from pegboard.errors import RequestError
@@ -34,8 +31,6 @@ from pegboard_testing.contract_multimodal_processor import random_image
 
 FIRST, SECOND = (random_image(20, 20, seed) for seed in (1, 2))
 GREEDY = SamplingParams(max_tokens=6, temperature=0, logprobs=-1, ignore_eos=True)
-WIDE = {**MEDIA_TEXT, "model_type": "llama", "hidden_size": 64, "intermediate_size": 96}
-"""A language model whose matrices are whole groups of the quantized formats."""
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 KV_ERROR = 0.05
 """The largest mean error of logprobs that an int8 cache may cause."""
@@ -66,20 +61,6 @@ def answers(llm: LLM, prompts: Sequence[Prompt], params: Any = GREEDY) -> list[A
 def check(reference: MediaReference, prompts: Sequence[Prompt], outputs: Sequence[Any]) -> None:
     for one, output in zip(prompts, outputs, strict=True):
         check_output(reference, one, output.outputs[0], TOLERANCE)
-
-
-def mean_error(
-    reference: MediaReference, prompts: Sequence[Prompt], outputs: Sequence[Any]
-) -> float:
-    """Return the mean distance of all logprobs from those of transformers, which reads the same
-    tokens."""
-    distances = []
-    for one, output in zip(prompts, outputs, strict=True):
-        answer = output.outputs[0]
-        rows = [[row[token].logprob for token in range(VOCAB_SIZE)] for row in answer.logprobs]
-        expected = reference.logprobs(one, answer.token_ids)[:-1]
-        distances.append((torch.tensor(rows) - expected).abs().mean())
-    return torch.stack(distances).mean().item()
 
 
 def test_int8_kv(model: tuple[MediaReference, list[Prompt]]) -> None:
@@ -181,28 +162,6 @@ def test_blocks_of_images_come_back_from_memory(llava: MediaReference, tmp_path:
         assert external_hits(llm) == 0, "no image is another one"
         check(llava, prompts, answers(llm, prompts))
         assert external_hits(llm) > 0
-
-
-@pytest.mark.one_rank
-@pytest.mark.parametrize("case", ["awq", "gptq", "fp8 at start", "rtn at start"])
-def test_a_quantized_language_model(tmp_path: Path, case: str) -> None:
-    """Stored formats, and plain weights that are quantized at start. The rows of images stay
-    exact."""
-    reference = write_llava(tmp_path, text_config=WIDE)
-    settings: dict[str, Any] = {"block_size": 16}
-    if case.endswith("at start"):
-        settings |= {"quantization": case.split()[0], "download_dir": str(tmp_path / "cache")}
-    else:
-        quantize(reference, case, AutoModelForImageTextToText, "language_model")
-    prompts = some_prompts()
-    pixels = reference.inputs(prompt(1, FIRST))["pixel_values"][0]
-    with open_media_llm(tmp_path, **settings) as llm:
-        outputs = answers(llm, prompts)
-        ((rows,),) = llm.apply_model(
-            lambda model: model.encode("image", [{"pixel_values": pixels}])
-        )
-    torch.testing.assert_close(rows, rows_of(reference, FIRST)[0], rtol=0, atol=1e-4)
-    assert 1e-3 < mean_error(reference, prompts, outputs) < 0.2, "the language model is quantized"
 
 
 def test_several_sampled_answers(llava: MediaReference) -> None:
