@@ -424,9 +424,10 @@ FLOATS = {
 """Formats that are multiplied with activations as they are."""
 
 
-def quantize(reference: Any, case: str) -> None:
+def quantize(reference: Any, case: str, auto: Any = AutoModelForCausalLM, part: str = "") -> None:
     """Replaces the linear layers of the checkpoint by what a case makes of them, and the model by
-    one with their values."""
+    one with their values. auto: the class that reads it. part: of the names of layers to
+    quantize."""
     config, store, bits, order = CASES[case]
     path = reference.directory / "model.safetensors"
     stored = {}
@@ -434,14 +435,14 @@ def quantize(reference: Any, case: str) -> None:
     plain = tuple(f"{name}.weight" for name in config.get("modules_to_not_convert", ()))
     for name, tensor in load_file(path).items():
         module = name.removesuffix(".weight")
-        if module.endswith(LINEAR) and not name.endswith(plain):
+        if part in name and module.endswith(LINEAR) and not name.endswith(plain):
             tensors, dense[name] = store(tensor, bits, order)
             stored |= {f"{module}.{part}": value for part, value in tensors.items()}
         else:
             stored[name] = dense[name] = tensor
     save_file({name: tensor.contiguous() for name, tensor in dense.items()}, path, {"format": "pt"})
     options: Any = {"dtype": torch.float32, "attn_implementation": "eager"}
-    reference.model = AutoModelForCausalLM.from_pretrained(reference.directory, **options).eval()
+    reference.model = auto.from_pretrained(reference.directory, **options).eval()
     save_file(stored, path, {"format": "pt"})
     if "producer" in config:
         (reference.directory / "hf_quant_config.json").write_text(json.dumps(config))

@@ -222,6 +222,20 @@ def check_output(reference: MediaReference, one: Prompt, answer: Any, tolerance:
         assert worst < tolerance, f"{one['prompt']}: output {position} is off by {worst}"
 
 
+def mean_error(
+    reference: MediaReference, prompts: Sequence[Prompt], outputs: Sequence[Any]
+) -> float:
+    """Return the mean distance of all logprobs from those of transformers, which reads the same
+    tokens."""
+    distances = []
+    for one, output in zip(prompts, outputs, strict=True):
+        answer = output.outputs[0]
+        rows = [[row[token].logprob for token in range(VOCAB_SIZE)] for row in answer.logprobs]
+        expected = reference.logprobs(one, answer.token_ids)[:-1]
+        distances.append((torch.tensor(rows) - expected).abs().mean())
+    return torch.stack(distances).mean().item()
+
+
 def save_llava(model: Any, folder: Path, *, size: int, patch: int) -> Any:
     """Write a LLaVA with its processor, and return the processor. size, patch: in pixels."""
     model.save_pretrained(folder)

@@ -57,6 +57,7 @@ class Member:
         return value
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        assert x.is_floating_point()
         return self._exchange(x, lambda each: torch.stack(each).sum(0))
 
     def all_gather(self, x: Tensor) -> Tensor:

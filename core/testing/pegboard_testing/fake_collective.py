@@ -75,13 +75,15 @@ class Meeting:
 
 
 class FakeCollective:
-    """See `pegboard.interfaces.collective.Collective`. It refuses tensors of different shapes."""
+    """See `pegboard.interfaces.collective.Collective`. It refuses tensors of different shapes, and
+    sums of integers."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting = meeting
         self.rank = rank
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        assert x.is_floating_point(), f"all_reduce got {x.dtype}"
         return torch.stack(self.meeting.exchange(self.rank, x)).sum(0).to(x.dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:

@@ -48,8 +48,9 @@ class Declared:
     token in its request; `Model.forward` gets the sums for each name, instead of the places.
     states: the state of one request in each state layer. weights: each weight method with its layer
     and the quantization method that made it. has_stack: the model has asked which layers of its
-    stack to build. absent: the paths of modules that are not built. aliases: another
-    path of a module, which adapters may use → its path."""
+    stack to build. has_language: the model has built a language model. absent: the paths of
+    modules that are not built. aliases: another path of a module, which adapters may use → its
+    path."""
 
     layers: list[Layer] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
@@ -61,6 +62,7 @@ class Declared:
         default_factory=list
     )
     has_stack: bool = False
+    has_language: bool = False
     absent: list[str] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
 
@@ -80,7 +82,8 @@ class Build:
     None if LoRA is off. tensor: the ranks that divide each layer. stage: the part of the stack that
     is built. engines: those that share out experts; None = each engine has all of them. stored:
     the names of the checkpoint's tensors. renamed: path → the path that the checkpoint has instead.
-    models: builds another architecture (see `language_model`). sees_items: of attention layers (see
+    models: builds another architecture (see `language_model`). is_language: the layers are those of
+    a language model inside another model. sees_items: of attention layers (see
     `AttentionLayer`)."""
 
     dtype: str
@@ -103,6 +106,7 @@ class Build:
     stored: Collection[str] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     models: Callable[[Mapping[str, Any], Build], nn.Module] | None = None
+    is_language: bool = False
     sees_items: bool = False
     declared: Declared = field(default_factory=Declared)
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
@@ -128,7 +132,14 @@ class Build:
         """Build a model of the architecture that this config names, from any plugin. Raises
         ModelError or PluginError."""
         assert self.models is not None, "this build makes no other models"
-        return self.models(config, self)
+        self.declared.has_language = True
+        return self.models(config, replace(self, is_language=True))
+
+    @property
+    def is_beside_language(self) -> bool:
+        """Whether the layers are those of a tower or a projector: not of the language model that
+        the model has. Known when all layers are built."""
+        return self.declared.has_language and not self.is_language
 
     @property
     def is_divided(self) -> bool:

@@ -25,7 +25,7 @@ class Linear(WeightLayer):
     Several numbers of rows are the sections of one tensor. Without parts, the layer is one
     checkpoint module at build.path. is_router: the outputs choose experts, so floats are not
     quantized while they are loaded. That would save little memory, and small errors choose other
-    experts.
+    experts. Layers beside a language model (towers, projectors) keep their floats, too.
 
     split: what ranks divide. "rows": each holds a share of the outputs of every part, and returns
     only those. "columns": each takes a share of the inputs, and all get the sum. None: each
@@ -102,7 +102,7 @@ class Linear(WeightLayer):
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         parts = self._layout()
         layer = LinearLayer(self.build.path, self.in_features, self.out_features, parts)
-        stays_plain = self.is_router and all(
+        stays_plain = (self.is_router or self.build.is_beside_language) and all(
             part.name in available and available[part.name].stored in FLOATS for part in parts
         )
         self.method = (
