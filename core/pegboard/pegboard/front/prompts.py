@@ -351,7 +351,7 @@ class RequestBuilder:
     ) -> Expanded:
         """Return the prompt with its images, audio and video."""
         if not prompt.media and not self._feeds_encoder:
-            return Expanded(token_ids, (), (), {})
+            return Expanded(self._padded(token_ids), (), (), {})
         if self._media is None:
             raise no_media(prompt.media[0].modality, prompt.media[0].path, ())
         if params.truncate_prompt_tokens is not None or prompt.embeds:
@@ -364,6 +364,15 @@ class RequestBuilder:
         if (num_tokens := len(expanded.token_ids)) > longest:
             raise self._too_long(f"{num_tokens} tokens, with those of its media")
         return expanded
+
+    def _padded(self, token_ids: list[int]) -> list[int]:
+        """Return the tokens of a text with those that its model wants after or before them."""
+        if self._media is None:
+            return token_ids
+        padded = self._media.padded(token_ids)
+        if len(padded) > self.plan.max_model_len - (self.plan.pooling is None):
+            raise self._too_long(f"{len(padded)} tokens, because the model's texts are padded")
+        return padded
 
     def _token_ids(
         self, prompt: Prompt, limit: int | None, longest: int
