@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedTokenizerFast, SiglipConfig, SiglipTextConfig
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from pegboard import PoolingParams
 from pegboard.errors import ModelError, RequestError
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build
@@ -138,6 +139,15 @@ def test_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(write(tmp_path), tmp_path)
 
 
+def test_texts_that_are_cut(tmp_path: Path) -> None:
+    """They keep their end, and are padded after that."""
+    write(tmp_path, pad="w0")
+    params = PoolingParams(truncate_prompt_tokens=3)
+    with open_media_llm(tmp_path, runner="pooling") as llm:
+        (output,) = llm.embed([" ".join(["w3"] * 40)], pooling_params=params, use_tqdm=False)
+    assert output.prompt_token_ids == [3, 3, END, *[0] * (LENGTH - 3)]
+
+
 @given(count=st.integers(1, 5))
 @settings(max_examples=5, deadline=None)
 def test_rows(tmp_path_factory: pytest.TempPathFactory, count: int) -> None:
@@ -168,7 +178,10 @@ def test_prompts_that_are_refused(tmp_path: Path) -> None:
                 llm.embed([one], use_tqdm=False)
     with (
         open_media_llm(tmp_path, runner="pooling", max_model_len=LENGTH - 1) as llm,
-        pytest.raises(RequestError, match="16 tokens, because the model's texts are padded"),
+        pytest.raises(
+            RequestError,
+            match="has 16 tokens, with its padding, but max_model_len",
+        ),
     ):
         llm.embed(["w1"], use_tqdm=False)
 

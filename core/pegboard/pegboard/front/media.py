@@ -175,11 +175,8 @@ class MediaInputs:
 
     def padded(self, token_ids: list[int]) -> list[int]:
         """Return the tokens of a prompt without items as the model reads them."""
-        pad = getattr(self._processor, "padded", None)
-        if pad is None:
-            return token_ids
         with blame(self._plugin):
-            return list(pad(token_ids))
+            return [*getattr(self._processor, "padded", list)(token_ids)]
 
     def _counts(self, sources: "Sequence[MediaSource]") -> Counter[str]:
         """Return how many items of each modality there are."""
@@ -228,12 +225,15 @@ class MediaInputs:
         self._cache.clear()
 
     def _modality_at(self, token_ids: Sequence[int], place: int) -> str | None:
-        for name, placeholder in self._placeholders.items():
-            target = placeholder.token_ids
-            is_here = tuple(token_ids[place : place + len(target)]) == target
-            if is_here and not placeholder.is_first:
-                return name
-        return None
+        return next(
+            (
+                name
+                for name, kind in self._placeholders.items()
+                if tuple(token_ids[place : place + len(kind.token_ids)]) == kind.token_ids
+                and not kind.is_first
+            ),
+            None,
+        )
 
     def _wrong_number(self, modality: str, count: int, comparison: str) -> RequestError:
         text = self._placeholders[modality].text
