@@ -74,11 +74,12 @@ def token_id(tokenizer: "Tokenizer", text: str) -> int:
 
 class ImageProcessor:
     """The image processor of transformers that a checkpoint's folder names, with PIL. Without such
-    a file, the checkpoint's config may name it. Raises ModelError if neither does or it is wrong,
-    and RequestError for options that it does not take."""
+    a file, the checkpoint's config may name it. values: those of its class, if neither counts.
+    Raises ModelError if none names it or it is wrong, and RequestError for options that it does not
+    take."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.inner = _image_processor(checkpoint)
+    def __init__(self, checkpoint: Checkpoint, values: Mapping[str, Any] | None = None) -> None:
+        self.inner = _image_processor(checkpoint) if values is None else _made_of(values)
         self.names = frozenset(self.inner.valid_kwargs.__annotations__)
         self.fixed: dict[str, Any] = {}
 
@@ -116,7 +117,6 @@ class ImageProcessor:
 
 def _image_processor(checkpoint: Checkpoint) -> Any:
     from transformers import AutoImageProcessor
-    from transformers.models.auto import image_processing_auto
 
     folder = folder_of(checkpoint)
     has_file = any((folder / name).is_file() for name in FILES)
@@ -132,11 +132,17 @@ def _image_processor(checkpoint: Checkpoint) -> Any:
             return AutoImageProcessor.from_pretrained(
                 str(folder), backend="pil", local_files_only=True
             )
-        name = f"{values['image_processor_type']}Pil"
-        kind: Any = image_processing_auto.get_image_processor_class_from_name(name)
-        return kind.from_dict({**values})
+        return _made_of(values)
     except Exception as error:
         raise ModelError(f"{folder}: the image processor cannot be loaded: {error}") from error
+
+
+def _made_of(values: Mapping[str, Any]) -> Any:
+    from transformers.models.auto import image_processing_auto
+
+    name = f"{values['image_processor_type']}Pil"
+    kind: Any = image_processing_auto.get_image_processor_class_from_name(name)
+    return kind.from_dict({**values})
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:

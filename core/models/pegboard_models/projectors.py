@@ -11,15 +11,23 @@ from pegboard_models.vision import activation_of
 
 
 class MLPProjector(nn.Module):
-    """([n, in_features]) → [n, out_features]: two linear layers with an activation between them."""
+    """([n, in_features]) → [n, out_features]: two linear layers with an activation between them.
+    names: of the layers."""
 
     def __init__(
-        self, build: Build, in_features: int, out_features: int, activation: str, *, bias: bool
+        self,
+        build: Build,
+        in_features: int,
+        out_features: int,
+        activation: str,
+        *,
+        bias: bool,
+        names: tuple[str, str] = ("linear_1", "linear_2"),
     ) -> None:
         super().__init__()
         build = build.alone()
-        self.first = Linear(build.at("linear_1"), in_features, out_features, bias=bias)
-        self.last = Linear(build.at("linear_2"), out_features, out_features, bias=bias)
+        self.first = Linear(build.at(names[0]), in_features, out_features, bias=bias)
+        self.last = Linear(build.at(names[1]), out_features, out_features, bias=bias)
         self.activation = activation_of(activation)
 
     def forward(self, features: Tensor) -> Tensor:

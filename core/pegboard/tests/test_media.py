@@ -77,6 +77,14 @@ class First(Processor):
         if modality == "image":
             return Placeholder("", tuple(b"ok"), is_first=True, ending=tuple(b"!?"))
         return Processor.placeholder(self, modality)
+
+class Padding(Processor):
+    """Texts have ten tokens."""
+
+    def padded(self, token_ids):
+        if 0 in token_ids:
+            raise KeyError(0)
+        return (*token_ids, *[7] * (10 - len(token_ids)))
 '''
 MakeBuilder = Callable[..., RequestBuilder]
 
@@ -90,9 +98,14 @@ def make_builder(fake_distributions: FakeDistributions) -> MakeBuilder:
             reader="acme_media_code:Reader",
             modalities=("image", "audio"),
         )
-        for name, kind in (("acme_media", "Processor"), ("acme_first", "First"))
+        for name, kind in (
+            ("acme_media", "Processor"),
+            ("acme_first", "First"),
+            ("acme_padding", "Padding"),
+        )
     }
-    entry = {"multimodal_processor": {"Echo": "acme_media:SPEC", "First": "acme_first:SPEC"}}
+    names = {"Echo": "acme_media", "First": "acme_first", "Padding": "acme_padding"}
+    entry = {"multimodal_processor": {name: f"{module}:SPEC" for name, module in names.items()}}
     fake_distributions.add("acme-media", entry, {**specs, "acme_media_code": SOURCE})
     registry = Registry(fake_distributions.scan())
 
@@ -168,6 +181,28 @@ def test_the_ends_of_a_prompt(make_builder: MakeBuilder, text: bytes, expected: 
 def test_a_prompt_without_items_before_it_stays(make_builder: MakeBuilder) -> None:
     prompt = {"prompt_token_ids": [*b"ok<a>"], "multi_modal_data": {"audio": "f"}}
     assert built(make_builder("First"), prompt).prompt_token_ids == [*b"okf"]
+
+
+def test_texts_are_padded(make_builder: MakeBuilder) -> None:
+    """Prompts with items are not."""
+    builder = make_builder("Padding")
+    assert built(builder, "abc").prompt_token_ids == [BOS, *b"abc", *[7] * 6]
+    assert built(builder, data("x<i>", "ab")).prompt_token_ids == [BOS, *b"xab"]
+    assert built(make_builder(), "abc").prompt_token_ids == [BOS, *b"abc"]
+    with pytest.raises(PluginError, match="acme-media:Padding"):
+        built(builder, {"prompt_token_ids": [1, 0]})
+
+
+def test_padding_must_fit(make_builder: MakeBuilder) -> None:
+    params = SamplingParams(max_tokens=1)
+    for limit in (10, 11):
+        builder = make_builder("Padding", max_model_len=limit)
+        builder.plan = replace(builder.plan, max_model_len=limit)
+        if limit == 11:
+            assert len(builder.build(as_prompt("a"), params, "r").prompt_token_ids) == 10
+            continue
+        with pytest.raises(RequestError, match="10 tokens, with its padding, but max_model_len is"):
+            builder.build(as_prompt("a"), params, "r")
 
 
 def test_token_ids_may_have_placeholders(make_builder: MakeBuilder) -> None:

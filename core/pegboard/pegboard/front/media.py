@@ -139,6 +139,14 @@ class MediaInputs:
         inputs = self._inputs(expanded, placed)
         return Expanded(expanded, tuple(items), tuple(rows), inputs)
 
+    def padded(self, token_ids: list[int]) -> list[int]:
+        """Return the tokens of a prompt without items as the model reads them."""
+        pad = getattr(self._processor, "padded", None)
+        if pad is None:
+            return token_ids
+        with blame(self._plugin):
+            return [*pad(token_ids)]
+
     def _counts(self, sources: "Sequence[MediaSource]") -> Counter[str]:
         """Return how many items of each modality there are."""
         counts = Counter(source.modality for source in sources)

@@ -349,20 +349,23 @@ class RequestBuilder:
     def _with_media(
         self, prompt: Prompt, params: SamplingParams | PoolingParams, token_ids: list[int]
     ) -> Expanded:
-        """Return the prompt with its images, audio and video."""
+        """Return the prompt with its images, audio and video, or with its padding."""
         if not prompt.media and not self._feeds_encoder:
-            return Expanded(token_ids, (), (), {})
-        if self._media is None:
+            padded = token_ids if self._media is None else self._media.padded(token_ids)
+            expanded = Expanded(padded, (), (), {})
+        elif self._media is None:
             raise no_media(prompt.media[0].modality, prompt.media[0].path, ())
-        if params.truncate_prompt_tokens is not None or prompt.embeds:
+        elif params.truncate_prompt_tokens is not None or prompt.embeds:
             raise RequestError(
                 "a prompt with images, audio or video cannot be truncated and has no prompt_embeds",
                 parameter="truncate_prompt_tokens" if not prompt.embeds else "prompt_embeds",
             )
-        expanded = self._media.expand(token_ids, prompt)
+        else:
+            expanded = self._media.expand(token_ids, prompt)
         longest = self.plan.max_model_len - (self.plan.pooling is None)
         if (num_tokens := len(expanded.token_ids)) > longest:
-            raise self._too_long(f"{num_tokens} tokens, with those of its media")
+            what = "those of its media" if prompt.media else "its padding"
+            raise self._too_long(f"{num_tokens} tokens, with {what}")
         return expanded
 
     def _token_ids(

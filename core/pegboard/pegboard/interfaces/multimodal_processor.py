@@ -126,6 +126,13 @@ class PlacesRows(Protocol):
         RequestError for a number that no item has."""
 
 
+class PadsTexts(Protocol):
+    """An addition to the MultiModalProcessor, for models whose texts all have the same length."""
+
+    def padded(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return the tokens of a prompt without items, with those that the model also reads."""
+
+
 class PromptInputs(Protocol):
     """An addition to the MultiModalProcessor, for models that declare inputs or axes."""
 

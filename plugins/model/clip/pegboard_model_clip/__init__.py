@@ -1,1 +1,1 @@
-"""CLIP: vectors of texts and images."""
+"""CLIP and SigLIP: vectors of texts and images."""

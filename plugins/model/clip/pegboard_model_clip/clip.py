@@ -1,111 +1,36 @@
 """CLIP (Radford et al. 2021, "Learning Transferable Visual Models From Natural Language
-Supervision"): vectors of texts and of images.
-
-An image is a prompt of one token. Its row has the vector, which the tower makes, behind the
-channels of the layers for texts, and a one behind that. These layers compute this token, too, but
-nothing reads the result.
-"""
+Supervision"): vectors of texts and of images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from pegboard.errors import ModelError
-from pegboard.layers import Attention, Build, Embedding, LayerNorm, LayerStack, Linear
+from pegboard.layers import Build, LayerNorm, Linear
 from pegboard_model_clip.sizes import TextSizes, projection_of, vision_sizes
-from pegboard_models.parameters import Parameters
-from pegboard_models.vision import VisionTower, activation_of
+from pegboard_model_clip.texts import TextModel
+from pegboard_models.vision import VisionTower
 from pegboard_models.vision_sizes import Selection
 
 
-class Clip(nn.Module):
-    """[T] token ids → the vectors of the prompts up to each token, [T, projection]."""
+class Clip(TextModel):
+    """Tokens of a text attend to those before them."""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        super().__init__()
-        if build.is_divided:
-            raise ModelError(
-                "the layers of CLIP cannot be divided among pipeline stages; use "
-                "tensor_parallel_size"
-            )
-        text = TextSizes.of(config)
         vision = vision_sizes(config)
-        self.size = projection_of(config)
-        self.width = text.hidden_size
-        root = build.at("text_model")
-        embeddings = root.at("embeddings")
-        self.embedding = Embedding(embeddings.at("token_embedding"), text.vocab_size, self.width)
-        places = {"position_embedding.weight": (text.max_position_embeddings, self.width)}
-        self.positions = Parameters(embeddings, places)
-        self.layers = LayerStack(
-            root.at("encoder").at("layers"),
-            text.num_hidden_layers,
-            lambda place, index: TextLayer(place, index, text),
-            LayerNorm(root.at("final_layer_norm"), self.width, text.layer_norm_eps),
-        )
+        size = projection_of(config)
+        super().__init__("CLIP", build, TextSizes.of(config), size)
         alone = build.alone()
-        self.projection = Linear(alone.at("text_projection"), self.width, self.size)
+        self.project = Linear(alone.at("text_projection"), self.width, size)
         tower = alone.at("vision_model")
         last = Selection((vision.num_layers,), drops_first=False)
         self.tower = VisionTower(tower, vision, last)
         self.norm = LayerNorm(tower.at("post_layernorm"), vision.hidden_size, vision.eps)
-        self.visual_projection = Linear(
-            alone.at("visual_projection"), vision.hidden_size, self.size
-        )
+        self.visual_projection = Linear(alone.at("visual_projection"), vision.hidden_size, size)
 
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """items: pixel_values [3, size, size] → [1, width + projection + 1] of each."""
         features = self.tower.forward([item["pixel_values"] for item in items])[:, 0]
-        vectors = self.visual_projection(self.norm(features))
-        rows = functional.pad(functional.pad(vectors, (self.width, 0)), (0, 1), value=1.0)
-        return rows.split(1)
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """[T] → [T, width + projection + 1]"""
-        rows: Tensor = functional.pad(self.embedding(input_ids), (0, self.size + 1))
-        return rows
-
-    def forward(self, rows: Tensor, positions: Tensor) -> Tensor:
-        table = self.positions["position_embedding.weight"]
-        states = self.layers(rows[:, : self.width] + table[positions])
-        return torch.where(rows[:, -1:] > 0, rows[:, self.width : -1], self.projection(states))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        raise ModelError("CLIP makes vectors and no text; use --runner pooling")
-
-
-class TextLayer(nn.Module):
-    """Attention to the tokens before, and a feed-forward block, each after a norm."""
-
-    def __init__(self, build: Build, index: int, sizes: TextSizes) -> None:
-        super().__init__()
-        width = sizes.hidden_size
-        count = sizes.num_attention_heads
-        self.head_dim = width // count
-        heads = (count, count, self.head_dim)
-        attention = build.at("self_attn")
-        self.attention_norm = LayerNorm(build.at("layer_norm1"), width, sizes.layer_norm_eps)
-        self.projections = nn.ModuleList(
-            Linear(attention.at(name), width, width, bias=True, split="rows", heads=heads)
-            for name in ("q_proj", "k_proj", "v_proj")
-        )
-        self.attend = Attention(attention, index, count, count, self.head_dim)
-        self.out = Linear(
-            attention.at("out_proj"), width, width, bias=True, split="columns", heads=heads
-        )
-        self.last_norm = LayerNorm(build.at("layer_norm2"), width, sizes.layer_norm_eps)
-        inner = sizes.intermediate_size
-        self.up = Linear(build.at("mlp").at("fc1"), width, inner, bias=True, split="rows")
-        self.down = Linear(build.at("mlp").at("fc2"), inner, width, bias=True, split="columns")
-        self.activation = activation_of(sizes.hidden_act)
-
-    def forward(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        hidden, residual = self.attention_norm.add(hidden, residual)
-        split = (each(hidden).view(hidden.shape[0], -1, self.head_dim) for each in self.projections)
-        hidden, residual = self.last_norm.add(self.out(self.attend(*split)), residual)
-        return self.down(self.activation(self.up(hidden))), residual
+        return self.rows_of(self.visual_projection(self.norm(features)))

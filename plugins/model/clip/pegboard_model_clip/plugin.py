@@ -13,3 +13,13 @@ PROCESSOR = MultiModalProcessorSpec(
     implementation="pegboard_model_clip.processor:ClipProcessor",
     modalities=("image",),
 )
+SIGLIP = ModelSpec(
+    api="1.0",
+    implementation="pegboard_model_clip.siglip:Siglip",
+    flags=frozenset({"multimodal", "tensor_parallel", "whole_prompt"}),
+)
+SIGLIP_PROCESSOR = MultiModalProcessorSpec(
+    api="1.0",
+    implementation="pegboard_model_clip.processor:SiglipProcessor",
+    modalities=("image",),
+)

@@ -23,6 +23,20 @@ TEXT: Mapping[str, Any] = {
     "layer_norm_eps": 1e-5,
 }
 """The values that a text_config has if it does not say, as in transformers."""
+SIGLIP_KIND = "siglip_vision_model"
+SIGLIP_TEXT: Mapping[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 64,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+"""The same of SigLIP."""
+SIGLIP_PADDING = 1
+"""The token that texts are padded with, if no file says."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +53,18 @@ class TextSizes:
     layer_norm_eps: float
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> TextSizes:
-        """Read the text_config of a config. Raises ModelError for values of other types."""
-        given = {**TEXT, **(config.get("text_config") or {})}
-        for name, default in TEXT.items():
+    def of(cls, config: Mapping[str, Any], defaults: Mapping[str, Any] = TEXT) -> TextSizes:
+        """Read the text_config of a config. defaults: of what it does not say. Raises ModelError
+        for values of other types."""
+        given = {**defaults, **(config.get("text_config") or {})}
+        for name, default in defaults.items():
             value = given[name]
             if type(value) is not type(default) or (type(value) is int and value < 1):
                 raise ModelError(
                     f"the checkpoint's text_config has {name}={value!r}; expected a "
                     f"{type(default).__name__} such as {default!r}"
                 )
-        sizes = cls(**{name: given[name] for name in TEXT})
+        sizes = cls(**{name: given[name] for name in defaults})
         if sizes.hidden_size % sizes.num_attention_heads:
             raise ModelError(
                 f"the checkpoint's text_config has hidden_size={sizes.hidden_size}, which is not a "
@@ -58,10 +73,10 @@ class TextSizes:
         return sizes
 
 
-def vision_sizes(config: Mapping[str, Any]) -> VisionSizes:
-    """Return the sizes of the tower."""
-    vision = {"model_type": KIND, **(config.get("vision_config") or {})}
-    return VisionSizes.of(vision, (KIND,))
+def vision_sizes(config: Mapping[str, Any], kind: str = KIND) -> VisionSizes:
+    """Return the sizes of the tower. kind: its type. Raises ModelError for another one."""
+    vision = {"model_type": kind, **(config.get("vision_config") or {})}
+    return VisionSizes.of(vision, (kind,))
 
 
 def projection_of(config: Mapping[str, Any]) -> int:
@@ -72,3 +87,23 @@ def projection_of(config: Mapping[str, Any]) -> int:
             f"the checkpoint's config has projection_dim={size!r}; expected a positive whole number"
         )
     return size
+
+
+def check_siglip(config: Mapping[str, Any]) -> None:
+    """Raise ModelError if SigLIP's vectors of texts and images cannot be compared."""
+    text = TextSizes.of(config, SIGLIP_TEXT)
+    vision = config.get("vision_config") or {}
+    head = vision.get("vision_use_head", True)
+    if head is not True:
+        raise ModelError(
+            f"the checkpoint's vision_config has vision_use_head={head!r}; expected true, because "
+            "the head makes the vector of an image"
+        )
+    projected = (config.get("text_config") or {}).get("projection_size")
+    width = text.hidden_size if projected is None else projected
+    size = vision_sizes(config, SIGLIP_KIND).hidden_size
+    if width != size:
+        raise ModelError(
+            f"the checkpoint's vectors of texts have {width!r} numbers and those of images {size}; "
+            "expected the same. Correct projection_size of the text_config"
+        )

@@ -1,4 +1,4 @@
-"""InternVL in transformers' form: InternViT, patches that are merged, two linear layers, and a
+"""InternVL (Chen et al. 2023): InternViT, patches that are merged, two linear layers, and a
 language model."""
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from pegboard.layers import Build, LayerNorm, read, size_of
-from pegboard_model_internvl.sizes import scale_of, selection_of, sizes_of
-from pegboard_model_internvl.tower import InternVisionTower
+from pegboard_model_internvl.sizes import scale_of, selection_of, sizes_of, standard
+from pegboard_model_internvl.tower import PUBLISHED, InternVisionTower, Names
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.projectors import MLPProjector, blocks_of
 
 
 class InternVL(WithLanguageModel):
-    """The tower is built only where prompts are embedded."""
+    """In transformers' form. The tower is built only where prompts are embedded."""
+
+    names = Names()
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__(config, build)
@@ -32,16 +34,18 @@ class InternVL(WithLanguageModel):
         self.num_rows = sizes.merged(self.scale)
         root = root_of(build).alone()
         vision = config.get("vision_config") or {}
-        self.tower = InternVisionTower(root.at("vision_tower"), vision, sizes, depth)
-        place = root.at("multi_modal_projector")
+        self.tower = InternVisionTower(root.at(self.names.tower), vision, sizes, depth, self.names)
+        place, norm, first, last = self.names.projector
+        projector = root.at(place)
         width = sizes.hidden_size * self.scale**2
-        self.norm = LayerNorm(place.at("layer_norm"), width, 1e-5)
+        self.norm = LayerNorm(projector.at(norm), width, 1e-5)
         self.projector = MLPProjector(
-            place,
+            projector,
             width,
             size_of(text_config(config), "hidden_size"),
             read(config, "projector_hidden_act", str) or "gelu",
             bias=True,
+            names=(first, last),
         )
 
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
@@ -51,3 +55,12 @@ class InternVL(WithLanguageModel):
         blocks = self.norm(blocks_of(features, self.scale).flatten(0, 1))
         rows = self.projector.forward(blocks)
         return rows.split([len(each) * self.num_rows for each in tiles])
+
+
+class InternVLChat(InternVL):
+    """In the form that InternVL's authors publish."""
+
+    names = PUBLISHED
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(standard(config), build)

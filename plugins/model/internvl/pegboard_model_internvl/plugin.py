@@ -13,3 +13,13 @@ PROCESSOR = MultiModalProcessorSpec(
     implementation="pegboard_model_internvl.processor:InternVLProcessor",
     modalities=("image",),
 )
+CHAT_MODEL = ModelSpec(
+    api="1.0",
+    implementation="pegboard_model_internvl.internvl:InternVLChat",
+    flags=MODEL.flags,
+)
+CHAT_PROCESSOR = MultiModalProcessorSpec(
+    api="1.0",
+    implementation="pegboard_model_internvl.processor:InternVLChatProcessor",
+    modalities=("image",),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,19 +19,66 @@ from pegboard_models.vision_sizes import VisionSizes
 NORMS = {"layer_norm": LayerNorm, "rms_norm": Norm}
 
 
+@dataclass(frozen=True)
+class Names:
+    """Where the tensors are. tower: of all below. first, positions, patches: of the embeddings.
+    layer: of all layers. norms: before attention and before the feed-forward block. qkv: () = one
+    merged matrix has the name `merged`. factors: of the two residuals. projector: of its norm and
+    its linear layers."""
+
+    tower: str = "vision_tower"
+    first: str = "cls_token"
+    positions: str = "position_embeddings"
+    patches: str = "patch_embeddings.projection"
+    layers: str = "encoder.layer"
+    norms: tuple[str, str] = ("layernorm_before", "layernorm_after")
+    attention: str = "attention"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    merged: str = "qkv"
+    out: str = "projection_layer"
+    factors: tuple[str, str] = ("lambda_1", "lambda_2")
+    projector: tuple[str, str, str, str] = (
+        "multi_modal_projector",
+        "layer_norm",
+        "linear_1",
+        "linear_2",
+    )
+
+
+PUBLISHED = Names(
+    tower="vision_model",
+    first="class_embedding",
+    positions="position_embedding",
+    patches="patch_embedding",
+    layers="encoder.layers",
+    norms=("norm1", "norm2"),
+    attention="attn",
+    qkv=(),
+    out="proj",
+    factors=("ls1", "ls2"),
+    projector=("mlp1", "0", "1", "3"),
+)
+"""The names in the checkpoints that InternVL's authors publish."""
+
+
 class InternVisionTower(nn.Module):
     """(pixels [images, 3, size, size]) → features [images, patches, hidden]. depth: how many layers
     are built. config: the vision_config."""
 
     def __init__(
-        self, build: Build, config: Mapping[str, Any], sizes: VisionSizes, depth: int
+        self,
+        build: Build,
+        config: Mapping[str, Any],
+        sizes: VisionSizes,
+        depth: int,
+        names: Names,
     ) -> None:
         super().__init__()
         build = build.alone()
-        self.embeddings = Embeddings(build.at("embeddings"), config, sizes)
-        layers = build.at("encoder").at("layer")
+        self.embeddings = Embeddings(build.at("embeddings"), config, sizes, names)
+        layers = build.at(names.layers)
         self.layers = nn.ModuleList(
-            InternVisionLayer(layers.at(index), config, sizes) for index in range(depth)
+            InternVisionLayer(layers.at(index), config, sizes, names) for index in range(depth)
         )
         is_pooled = read(config, "use_mean_pooling", bool) is not False
         self.last_norm = (
@@ -54,18 +102,21 @@ class Embeddings(nn.Module):
     """(pixels [images, 3, size, size]) → the vectors of the class token and of the patches [images,
     positions, hidden]."""
 
-    def __init__(self, build: Build, config: Mapping[str, Any], sizes: VisionSizes) -> None:
+    def __init__(
+        self, build: Build, config: Mapping[str, Any], sizes: VisionSizes, names: Names
+    ) -> None:
         super().__init__()
         self.size = sizes.patch_size
+        self.names = names
         hidden = sizes.hidden_size
         has_positions = read(config, "use_absolute_position_embeddings", bool) is not False
-        shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, hidden)}
+        shapes: dict[str, tuple[int, ...]] = {names.first: (1, 1, hidden)}
         if has_positions:
-            shapes["position_embeddings"] = (1, sizes.grid**2 + 1, hidden)
+            shapes[names.positions] = (1, sizes.grid**2 + 1, hidden)
         self.has_positions = has_positions
         self.given = Parameters(build, shapes)
         self.patches = Parameters(
-            build.at("patch_embeddings").at("projection"),
+            build.at(names.patches),
             {"weight": (hidden, 3, self.size, self.size), "bias": (hidden,)},
         )
 
@@ -73,16 +124,19 @@ class Embeddings(nn.Module):
         weight = self.patches["weight"].flatten(1)
         unfolded = functional.unfold(pixels.to(weight.dtype), self.size, stride=self.size)
         vectors = functional.linear(unfolded.transpose(1, 2), weight, self.patches["bias"])
-        vectors = torch.cat([self.given["cls_token"].expand(len(vectors), -1, -1), vectors], 1)
-        return vectors + self.given["position_embeddings"] if self.has_positions else vectors
+        vectors = torch.cat([self.given[self.names.first].expand(len(vectors), -1, -1), vectors], 1)
+        return vectors + self.given[self.names.positions] if self.has_positions else vectors
 
 
 class InternVisionLayer(nn.Module):
     """x + lambda_1 · attention(norm(x)), then x + lambda_2 · feed_forward(norm(x)). Positions of an
     image attend to all of it."""
 
-    def __init__(self, build: Build, config: Mapping[str, Any], sizes: VisionSizes) -> None:
+    def __init__(
+        self, build: Build, config: Mapping[str, Any], sizes: VisionSizes, names: Names
+    ) -> None:
         super().__init__()
+        self.names = names
         kind = read(config, "norm_type", str) or "layer_norm"
         if kind not in NORMS:
             raise ModelError(
@@ -92,25 +146,28 @@ class InternVisionLayer(nn.Module):
         size = sizes.hidden_size
         width = sizes.intermediate_size
         has_bias = read(config, "attention_bias", bool) or False
-        attention = build.at("attention")
-        parts = dict.fromkeys(("q_proj", "k_proj", "v_proj"), size)
+        attention = build.at(names.attention)
+        parts = dict.fromkeys(names.qkv, size) or None
+        qkv = attention if parts else attention.at(names.merged)
         self.heads = sizes.num_heads
-        self.first_norm = NORMS[kind](build.at("layernorm_before"), size, sizes.eps)
-        self.qkv = Linear(attention, size, 3 * size, parts=parts, bias=has_bias)
+        self.first_norm = NORMS[kind](build.at(names.norms[0]), size, sizes.eps)
+        self.qkv = Linear(qkv, size, 3 * size, parts=parts, bias=has_bias)
+        qk_eps = 1e-6 if names.qkv else sizes.eps
         self.norms = (
-            [Norm(attention.at(name), size, 1e-6) for name in ("q_norm", "k_norm")]
+            [Norm(attention.at(name), size, qk_eps) for name in ("q_norm", "k_norm")]
             if read(config, "use_qk_norm", bool)
             else []
         )
-        self.out = Linear(attention.at("projection_layer"), size, size, bias=True)
-        self.last_norm = NORMS[kind](build.at("layernorm_after"), size, sizes.eps)
+        self.out = Linear(attention.at(names.out), size, size, bias=True)
+        self.last_norm = NORMS[kind](build.at(names.norms[1]), size, sizes.eps)
         self.up = Linear(build.at("mlp").at("fc1"), size, width, bias=True)
         self.down = Linear(build.at("mlp").at("fc2"), width, size, bias=True)
         self.activation = activation_of(sizes.activation)
-        self.factors = Parameters(build, {"lambda_1": (size,), "lambda_2": (size,)})
+        self.factors = Parameters(build, dict.fromkeys(names.factors, (size,)))
 
     def forward(self, hidden: Tensor, count: int) -> Tensor:
         """[count · positions, hidden] → the same. count: images."""
+        first, last = (self.factors[name] for name in self.names.factors)
         q, k, v = self.qkv(self.first_norm(hidden)).chunk(3, 1)
         if self.norms:
             q, k = (norm(part) for norm, part in zip(self.norms, (q, k), strict=True))
@@ -119,6 +176,6 @@ class InternVisionLayer(nn.Module):
             for part in (q, k, v)
         ]
         mixed = functional.scaled_dot_product_attention(*split).transpose(1, 2)
-        hidden = hidden + self.factors["lambda_1"] * self.out(mixed.reshape(hidden.shape))
+        hidden = hidden + first * self.out(mixed.reshape(hidden.shape))
         inner = self.activation(self.up(self.last_norm(hidden)))
-        return hidden + self.factors["lambda_2"] * self.down(inner)
+        return hidden + last * self.down(inner)

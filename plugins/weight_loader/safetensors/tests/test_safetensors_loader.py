@@ -230,6 +230,14 @@ def test_a_whole_of_several_models(tmp_path: Path) -> None:
     assert checkpoint.dtype == "float16"
 
 
+def test_the_older_name_of_a_text_config(tmp_path: Path) -> None:
+    text = {"vocab_size": 9}
+    config = {"architectures": ["InternVLChatModel"], "llm_config": text, "torch_dtype": "float16"}
+    checkpoint = LOADER.describe(write_model(tmp_path, {"w": torch.ones(1)}, config))
+    assert checkpoint.config == {**config, "text_config": text}
+    assert checkpoint.dtype == "float16"
+
+
 def test_main_type_is_taken_from_the_weights_when_the_config_is_silent(tmp_path: Path) -> None:
     tensors = {
         "a": torch.ones(9, dtype=torch.bfloat16),
