@@ -189,7 +189,7 @@ def test_texts_are_padded(make_builder: MakeBuilder) -> None:
     assert built(builder, "abc").prompt_token_ids == [BOS, *b"abc", *[7] * 6]
     assert built(builder, data("x<i>", "ab")).prompt_token_ids == [BOS, *b"xab"]
     assert built(make_builder(), "abc").prompt_token_ids == [BOS, *b"abc"]
-    with pytest.raises(PluginError, match="acme-media:Padding"):
+    with pytest.raises(PluginError, match="multimodal_processor:Padding"):
         built(builder, {"prompt_token_ids": [1, 0]})
 
 
