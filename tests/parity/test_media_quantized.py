@@ -56,8 +56,8 @@ def test_a_quantized_language_model(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", sorted(FLOATS))
 def test_a_quantized_tower(tmp_path: Path, case: str) -> None:
-    """Layers of the tower that the checkpoint stores quantized are read so, next to plain ones.
-    Some processors round to bfloat16 what they multiply with so many rows."""
+    """Layers of the tower that are stored quantized are read so, next to plain ones. Processors may
+    round to bfloat16 what they multiply with so many rows."""
     wide = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
     vision = {**VISION, "model_type": "clip_vision_model", **wide}
     reference = write_llava(tmp_path, text_config=WIDE, vision_config=vision)
