@@ -189,20 +189,20 @@ def test_texts_are_padded(make_builder: MakeBuilder) -> None:
     assert built(builder, "abc").prompt_token_ids == [BOS, *b"abc", *[7] * 6]
     assert built(builder, data("x<i>", "ab")).prompt_token_ids == [BOS, *b"xab"]
     assert built(make_builder(), "abc").prompt_token_ids == [BOS, *b"abc"]
-    with pytest.raises(PluginError, match="acme-media:Padding"):
+    with pytest.raises(PluginError, match="Padding .acme-media 1.0. failed: KeyError"):
         built(builder, {"prompt_token_ids": [1, 0]})
 
 
-def test_padding_must_fit(make_builder: MakeBuilder) -> None:
-    params = SamplingParams(max_tokens=1)
-    for limit in (10, 11):
-        builder = make_builder("Padding", max_model_len=limit)
-        builder.plan = replace(builder.plan, max_model_len=limit)
-        if limit == 11:
-            assert len(builder.build(as_prompt("a"), params, "r").prompt_token_ids) == 10
-            continue
-        with pytest.raises(RequestError, match="10 tokens, with its padding, but max_model_len is"):
-            builder.build(as_prompt("a"), params, "r")
+@pytest.mark.parametrize("limit", [10, 11])
+def test_padding_must_fit(make_builder: MakeBuilder, limit: int) -> None:
+    """With a token of output."""
+    builder = make_builder("Padding")
+    builder.plan = replace(builder.plan, max_model_len=limit)
+    if limit > 10:
+        assert len(built(builder, "a", max_tokens=1).prompt_token_ids) == 10
+        return
+    with pytest.raises(RequestError, match="10 tokens, with its padding, but max_model_len is 10"):
+        built(builder, "a", max_tokens=1)
 
 
 def test_token_ids_may_have_placeholders(make_builder: MakeBuilder) -> None:
