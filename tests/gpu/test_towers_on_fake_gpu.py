@@ -21,7 +21,6 @@ import test_blip2_parity
 import test_chameleon_parity
 import test_fuyu_parity
 import test_glm4v_parity
-import test_internvl_chat_parity
 import test_llama4_media_parity
 import test_media_sizes
 import test_qwen3_vl_parity
@@ -70,7 +69,6 @@ FAMILIES: dict[str, Callable[[Path], object]] = {
     "blip2": test_blip2_parity.write,
     "chameleon": test_chameleon_parity.write,
     "fuyu": test_fuyu_parity.write,
-    "internvl_chat": test_internvl_chat_parity.write,
     "glm4v": lambda folder: test_glm4v_parity.write(folder, "glm4v"),
     "llama4": test_llama4_media_parity.write,
     "qwen3_vl": lambda folder: test_qwen3_vl_parity.write(folder, "qwen3_vl"),

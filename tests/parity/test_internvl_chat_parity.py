@@ -55,7 +55,7 @@ TEXTS: dict[str, tuple[str, str]] = {
 TEXT = {**MEDIA_TEXT, "head_dim": MEDIA_TEXT["hidden_size"] // MEDIA_TEXT["num_attention_heads"]}
 TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "layer norms": ({"qkv_bias": True, "qk_normalization": False, "norm_type": "layer_norm"}, {}),
-    "norms of queries": ({}, {"downsample_ratio": 0.25}),
+    "norms of queries": ({"layer_norm_eps": 0.1}, {"downsample_ratio": 0.25}),
     "earlier layer": ({"norm_type": "layer_norm"}, {"select_layer": -3}),
 }
 NAMES = {
@@ -151,6 +151,9 @@ def write(folder: Path, text: str = "qwen2", tower: str = "layer norms") -> Medi
             for name in ("downsample_ratio", "vision_feature_layer", "projector_hidden_act")
         },
     )
+    for name, module in model.named_modules():
+        if "vision" in name and name.endswith(("q_norm", "k_norm")):
+            module.variance_epsilon = config["vision_config"]["layer_norm_eps"]
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     save_file(published(load_file(file), architecture), file, metadata={"format": "pt"})

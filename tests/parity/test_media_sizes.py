@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_internvl_chat_parity
 import test_media_fallback
 import test_mistral3_parity
 import test_qwen_vl_parity
@@ -59,6 +60,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "onevision": ("<image>", write_tiles("LlavaOnevision", "siglip_vision_model", ONEVISION)),
     "idefics3": ("<image>", lambda folder: test_tiles_parity.write("idefics3", folder)),
     "internvl": ("<IMG_CONTEXT>", lambda folder: test_tiles_parity.write("internvl", folder)),
+    "internvl_chat": ("<IMG_CONTEXT>", test_internvl_chat_parity.write),
     "mistral3": ("[IMG]", lambda folder: test_mistral3_parity.write("mistral3", folder)),
     "qwen2": (
         "<|image_pad|>",

@@ -193,16 +193,16 @@ def test_texts_are_padded(make_builder: MakeBuilder) -> None:
         built(builder, {"prompt_token_ids": [1, 0]})
 
 
-def test_padding_must_fit(make_builder: MakeBuilder) -> None:
-    params = SamplingParams(max_tokens=1)
-    for limit in (10, 11):
-        builder = make_builder("Padding", max_model_len=limit)
-        builder.plan = replace(builder.plan, max_model_len=limit)
-        if limit == 11:
-            assert len(builder.build(as_prompt("a"), params, "r").prompt_token_ids) == 10
-            continue
-        with pytest.raises(RequestError, match="10 tokens, with its padding, but max_model_len is"):
-            builder.build(as_prompt("a"), params, "r")
+@pytest.mark.parametrize("limit", [10, 11])
+def test_padding_must_fit(make_builder: MakeBuilder, limit: int) -> None:
+    """With a token of output."""
+    builder = make_builder("Padding")
+    builder.plan = replace(builder.plan, max_model_len=limit)
+    if limit > 10:
+        assert len(built(builder, "a", max_tokens=1).prompt_token_ids) == 10
+        return
+    with pytest.raises(RequestError, match="10 tokens, with its padding, but max_model_len is 10"):
+        built(builder, "a", max_tokens=1)
 
 
 def test_token_ids_may_have_placeholders(make_builder: MakeBuilder) -> None:

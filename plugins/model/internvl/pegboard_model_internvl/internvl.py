@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pegboard.layers import Build, LayerNorm, read, size_of
 from pegboard_model_internvl.sizes import scale_of, selection_of, sizes_of, standard
-from pegboard_model_internvl.tower import PUBLISHED, InternVisionTower, Names
+from pegboard_model_internvl.tower import PUBLISHED, Form, InternVisionTower
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.projectors import MLPProjector, blocks_of
 
@@ -19,7 +19,7 @@ from pegboard_models.projectors import MLPProjector, blocks_of
 class InternVL(WithLanguageModel):
     """In transformers' form. The tower is built only where prompts are embedded."""
 
-    names = Names()
+    form = Form()
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__(config, build)
@@ -34,8 +34,8 @@ class InternVL(WithLanguageModel):
         self.num_rows = sizes.merged(self.scale)
         root = root_of(build).alone()
         vision = config.get("vision_config") or {}
-        self.tower = InternVisionTower(root.at(self.names.tower), vision, sizes, depth, self.names)
-        place, norm, first, last = self.names.projector
+        self.tower = InternVisionTower(root.at(self.form.tower), vision, sizes, depth, self.form)
+        place, norm, first, last = self.form.projector
         projector = root.at(place)
         width = sizes.hidden_size * self.scale**2
         self.norm = LayerNorm(projector.at(norm), width, 1e-5)
@@ -60,7 +60,7 @@ class InternVL(WithLanguageModel):
 class InternVLChat(InternVL):
     """In the form that InternVL's authors publish."""
 
-    names = PUBLISHED
+    form = PUBLISHED
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__(standard(config), build)

@@ -20,11 +20,12 @@ NORMS = {"layer_norm": LayerNorm, "rms_norm": Norm}
 
 
 @dataclass(frozen=True)
-class Names:
-    """Where the tensors are. tower: of all below. first, positions, patches: of the embeddings.
-    layer: of all layers. norms: before attention and before the feed-forward block. qkv: () = one
-    merged matrix has the name `merged`. factors: of the two residuals. projector: of its norm and
-    its linear layers."""
+class Form:
+    """How a form of checkpoints differs from others: where its tensors are. tower: of all below.
+    first, positions, patches: of the embeddings. layers: of all layers. norms: before attention and
+    before the feed-forward block. qkv: () = one merged matrix has the name `merged`. qk_eps: of the
+    norms of queries and keys; None = that of the other norms. factors: of the two residuals.
+    projector: of it, its norm and its linear layers."""
 
     tower: str = "vision_tower"
     first: str = "cls_token"
@@ -35,6 +36,7 @@ class Names:
     attention: str = "attention"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     merged: str = "qkv"
+    qk_eps: float | None = 1e-6
     out: str = "projection_layer"
     factors: tuple[str, str] = ("lambda_1", "lambda_2")
     projector: tuple[str, str, str, str] = (
@@ -45,7 +47,7 @@ class Names:
     )
 
 
-PUBLISHED = Names(
+PUBLISHED = Form(
     tower="vision_model",
     first="class_embedding",
     positions="position_embedding",
@@ -54,11 +56,12 @@ PUBLISHED = Names(
     norms=("norm1", "norm2"),
     attention="attn",
     qkv=(),
+    qk_eps=None,
     out="proj",
     factors=("ls1", "ls2"),
     projector=("mlp1", "0", "1", "3"),
 )
-"""The names in the checkpoints that InternVL's authors publish."""
+"""The checkpoints that InternVL's authors publish. Other ones are in transformers' form."""
 
 
 class InternVisionTower(nn.Module):
@@ -71,14 +74,14 @@ class InternVisionTower(nn.Module):
         config: Mapping[str, Any],
         sizes: VisionSizes,
         depth: int,
-        names: Names,
+        form: Form,
     ) -> None:
         super().__init__()
         build = build.alone()
-        self.embeddings = Embeddings(build.at("embeddings"), config, sizes, names)
-        layers = build.at(names.layers)
+        self.embeddings = Embeddings(build.at("embeddings"), config, sizes, form)
+        layers = build.at(form.layers)
         self.layers = nn.ModuleList(
-            InternVisionLayer(layers.at(index), config, sizes, names) for index in range(depth)
+            InternVisionLayer(layers.at(index), config, sizes, form) for index in range(depth)
         )
         is_pooled = read(config, "use_mean_pooling", bool) is not False
         self.last_norm = (
@@ -103,20 +106,20 @@ class Embeddings(nn.Module):
     positions, hidden]."""
 
     def __init__(
-        self, build: Build, config: Mapping[str, Any], sizes: VisionSizes, names: Names
+        self, build: Build, config: Mapping[str, Any], sizes: VisionSizes, form: Form
     ) -> None:
         super().__init__()
         self.size = sizes.patch_size
-        self.names = names
+        self.form = form
         hidden = sizes.hidden_size
         has_positions = read(config, "use_absolute_position_embeddings", bool) is not False
-        shapes: dict[str, tuple[int, ...]] = {names.first: (1, 1, hidden)}
+        shapes: dict[str, tuple[int, ...]] = {form.first: (1, 1, hidden)}
         if has_positions:
-            shapes[names.positions] = (1, sizes.grid**2 + 1, hidden)
+            shapes[form.positions] = (1, sizes.grid**2 + 1, hidden)
         self.has_positions = has_positions
         self.given = Parameters(build, shapes)
         self.patches = Parameters(
-            build.at(names.patches),
+            build.at(form.patches),
             {"weight": (hidden, 3, self.size, self.size), "bias": (hidden,)},
         )
 
@@ -124,8 +127,8 @@ class Embeddings(nn.Module):
         weight = self.patches["weight"].flatten(1)
         unfolded = functional.unfold(pixels.to(weight.dtype), self.size, stride=self.size)
         vectors = functional.linear(unfolded.transpose(1, 2), weight, self.patches["bias"])
-        vectors = torch.cat([self.given[self.names.first].expand(len(vectors), -1, -1), vectors], 1)
-        return vectors + self.given[self.names.positions] if self.has_positions else vectors
+        vectors = torch.cat([self.given[self.form.first].expand(len(vectors), -1, -1), vectors], 1)
+        return vectors + self.given[self.form.positions] if self.has_positions else vectors
 
 
 class InternVisionLayer(nn.Module):
@@ -133,10 +136,10 @@ class InternVisionLayer(nn.Module):
     image attend to all of it."""
 
     def __init__(
-        self, build: Build, config: Mapping[str, Any], sizes: VisionSizes, names: Names
+        self, build: Build, config: Mapping[str, Any], sizes: VisionSizes, form: Form
     ) -> None:
         super().__init__()
-        self.names = names
+        self.form = form
         kind = read(config, "norm_type", str) or "layer_norm"
         if kind not in NORMS:
             raise ModelError(
@@ -146,28 +149,28 @@ class InternVisionLayer(nn.Module):
         size = sizes.hidden_size
         width = sizes.intermediate_size
         has_bias = read(config, "attention_bias", bool) or False
-        attention = build.at(names.attention)
-        parts = dict.fromkeys(names.qkv, size) or None
-        qkv = attention if parts else attention.at(names.merged)
+        attention = build.at(form.attention)
+        parts = dict.fromkeys(form.qkv, size) or None
+        qkv = attention if parts else attention.at(form.merged)
         self.heads = sizes.num_heads
-        self.first_norm = NORMS[kind](build.at(names.norms[0]), size, sizes.eps)
+        self.first_norm = NORMS[kind](build.at(form.norms[0]), size, sizes.eps)
         self.qkv = Linear(qkv, size, 3 * size, parts=parts, bias=has_bias)
-        qk_eps = 1e-6 if names.qkv else sizes.eps
+        qk_eps = sizes.eps if form.qk_eps is None else form.qk_eps
         self.norms = (
             [Norm(attention.at(name), size, qk_eps) for name in ("q_norm", "k_norm")]
             if read(config, "use_qk_norm", bool)
             else []
         )
-        self.out = Linear(attention.at(names.out), size, size, bias=True)
-        self.last_norm = NORMS[kind](build.at(names.norms[1]), size, sizes.eps)
+        self.out = Linear(attention.at(form.out), size, size, bias=True)
+        self.last_norm = NORMS[kind](build.at(form.norms[1]), size, sizes.eps)
         self.up = Linear(build.at("mlp").at("fc1"), size, width, bias=True)
         self.down = Linear(build.at("mlp").at("fc2"), width, size, bias=True)
         self.activation = activation_of(sizes.activation)
-        self.factors = Parameters(build, dict.fromkeys(names.factors, (size,)))
+        self.factors = Parameters(build, dict.fromkeys(form.factors, (size,)))
 
     def forward(self, hidden: Tensor, count: int) -> Tensor:
         """[count · positions, hidden] → the same. count: images."""
-        first, last = (self.factors[name] for name in self.names.factors)
+        first, last = (self.factors[name] for name in self.form.factors)
         q, k, v = self.qkv(self.first_norm(hidden)).chunk(3, 1)
         if self.norms:
             q, k = (norm(part) for norm, part in zip(self.norms, (q, k), strict=True))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_model_internvl.processor import InternVLChatProcessor
 from pegboard_model_internvl.tiles import DEVIATION, MEAN
+from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
@@ -114,6 +115,40 @@ def test_options(ours: InternVLChatProcessor, image: Any, options: dict[str, Any
     processed = ours.process("image", image, options)
     np.testing.assert_array_equal(processed.arrays["pixel_values"], expected)
     assert len(processed.token_ids) == ROWS * len(expected) + 2
+
+
+def tiles_of(image: Any, least: int, most: int) -> list[Any]:
+    """Cut an image as the published code describes it: the grid whose shape is nearest to that of
+    the image; of two that are as near, the larger one, if the image has more than half its
+    pixels."""
+    width, height = image.size
+    grids = [
+        (columns, rows)
+        for columns in range(1, most + 1)
+        for rows in range(1, most + 1)
+        if least <= columns * rows <= most
+    ]
+    best, nearest = (1, 1), float("inf")
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        distance = abs(width / height - columns / rows)
+        is_large = width * height > 0.5 * SIDE * SIDE * columns * rows
+        if distance < nearest or (distance == nearest and is_large):
+            best, nearest = (columns, rows), distance
+    columns, rows = best
+    canvas = image.resize((SIDE * columns, SIDE * rows), Image.Resampling.BICUBIC)
+    corners = [(SIDE * column, SIDE * row) for row in range(rows) for column in range(columns)]
+    tiles = [canvas.crop((x, y, x + SIDE, y + SIDE)) for x, y in corners]
+    whole = [image.resize((SIDE, SIDE), Image.Resampling.BICUBIC)]
+    return tiles + (whole if len(tiles) > 1 else [])
+
+
+@given(random_images(), st.integers(1, 12))
+@settings(max_examples=40, deadline=None)
+def test_tiles_of_the_published_code(ours: InternVLChatProcessor, image: Any, most: int) -> None:
+    colors = np.stack([np.asarray(tile) for tile in tiles_of(image, 1, most)]) / 255
+    expected = ((colors - MEAN) / DEVIATION).transpose(0, 3, 1, 2)
+    processed = ours.process("image", image, {"max_dynamic_patch": most})
+    np.testing.assert_allclose(processed.arrays["pixel_values"], expected, atol=1e-5)
 
 
 def test_the_values_of_a_config(tmp_path: Path) -> None:
