@@ -11,8 +11,8 @@ from typing import Any
 
 from server_process import HTTP, MODEL, Server, wait_until
 from test_data_parallel import answers, by_engine, complete, control
-from test_expert_engines import START, mixture, tokens
-from test_expert_engines import start as start_mixture
+from test_expert_servers import START, mixture, tokens
+from test_expert_servers import start as start_mixture
 from test_lifecycle import LONG, running_stream
 
 StartServer = Callable[..., Server]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from server_process import HTTP, Server, cli, free_port, wait_until
 from test_data_parallel import answers, by_engine, complete, control
-from test_expert_engines import LONG, TWO, mixture, tokens
+from test_expert_servers import LONG, TWO, mixture, tokens
 from test_lifecycle import LONG as LONG_TEXT
 from test_lifecycle import events_of, running_stream
 

@@ -12,8 +12,8 @@ import pytest
 from server_process import Server, free_port, processes, wait_until
 from test_data_parallel import answers, by_engine
 from test_elastic import ELASTIC, scale
-from test_expert_engines import START, mixture, tokens
-from test_expert_engines import start as start_mixture
+from test_expert_servers import START, mixture, tokens
+from test_expert_servers import start as start_mixture
 from test_lifecycle import events_of, running_stream
 
 pytest.importorskip("ray")

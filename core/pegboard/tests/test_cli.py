@@ -58,6 +58,8 @@ def example(setting):
         return "float32", [flag, "float32"]
     if setting.name == "show_hidden_metrics_for_version":
         return "0.12", [flag, "0.12"]
+    if "dict[str, str]" in text:
+        return {"a": "b"}, [flag, '{"a": "b"}']
     if "dict" in text:
         return {"a": {"b": 1}}, [flag, '{"a": {"b": 1}}']
     if "list" in text:
