@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import test_aria_parity
+import test_audio_parity
 import test_mistral3_parity
+import test_tiles_parity
 import torch
 from tiny_media import (
     MediaReference,
@@ -20,6 +24,7 @@ from tiny_media import (
 
 from pegboard import SamplingParams
 from pegboard.errors import RequestError
+from pegboard.worker.given_rows import GivenRows
 from pegboard_testing.contract_multimodal_processor import random_image
 
 WIDE = random_image(40, 20, seed=1)
@@ -62,13 +67,62 @@ def test_logits(llava: MediaReference, settings: dict[str, Any]) -> None:
 
 
 def test_other_rows_are_not_the_same_prefix(llava: MediaReference) -> None:
+    """The same ones are."""
     one = prompt(5, WIDE, 6, 7)
     wide, tall = (rows_of(llava, image) for image in (WIDE, TALL))
     params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
     with open_media_llm(llava.directory, **ON, block_size=4) as llm:
         llm.generate([with_rows(one, "image", wide)], params, use_tqdm=False)
+        (again,) = llm.generate([with_rows(one, "image", wide)], params, use_tqdm=False)
         (answer,) = llm.generate([with_rows(one, "image", tall)], params, use_tqdm=False)
+    assert (again.num_cached_tokens, answer.num_cached_tokens) == (16, 0)
     check_output(llava, prompt(5, TALL, 6, 7), answer.outputs[0], 1e-4)
+
+
+def write_audio(folder: Path) -> str:
+    test_audio_parity.write("qwen2_audio", folder)
+    return test_audio_parity.MARKS["qwen2_audio"]
+
+
+def write_internvl(folder: Path) -> str:
+    return test_tiles_parity.write("internvl", folder)[1]
+
+
+def write_aria(folder: Path) -> str:
+    test_aria_parity.write(folder)
+    return test_aria_parity.MARK
+
+
+SOUND = np.random.default_rng(3).standard_normal(8000).astype(np.float32), 16_000
+
+
+@pytest.mark.one_rank
+@pytest.mark.parametrize(
+    ("write", "modality", "item"),
+    [(write_audio, "audio", SOUND), (write_internvl, "image", WIDE), (write_aria, "image", WIDE)],
+)
+def test_other_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any, modality: str, item: Any
+) -> None:
+    """Rows that the model has made itself are answered as the item is."""
+    mark = write(tmp_path)
+    rows: list[torch.Tensor] = []
+    encode = GivenRows.encode
+
+    def kept(self: GivenRows, batch: Any) -> None:
+        encode(self, batch)
+        rows.extend(self.encoded[each.digest] for each in batch.encode)
+
+    monkeypatch.setattr(GivenRows, "encode", kept)
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    one = {"prompt": f"w5 {mark} w6", "multi_modal_data": {modality: item}}
+    with open_media_llm(tmp_path, **ON, max_num_batched_tokens=512) as llm:
+        (expected,) = llm.generate([one], params, use_tqdm=False)
+        given = with_rows(one, f"{modality}_embeds", [rows[0]])
+        (answer,) = llm.generate([given], params, use_tqdm=False)
+    assert len(rows) == 1, "only the item was encoded"
+    assert answer.prompt_token_ids == expected.prompt_token_ids
+    assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
 @pytest.mark.parametrize(

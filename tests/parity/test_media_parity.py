@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pegboard_model_llava.llava import Llava
 from tiny_media import (
+    IMAGE,
     MediaReference,
     add_adapter,
     check_media,
@@ -114,6 +115,22 @@ def test_an_adapter_of_the_language_model(tmp_path: Path, root: str) -> None:
         outputs = llm.generate(prompts, params, lora_request=adapter, use_tqdm=False)
     for one, output in zip(prompts, outputs, strict=True):
         check_output(reference, one, output.outputs[0], 1e-4)
+
+
+TEXT_ONLY = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize("interleaves", [False, True])
+def test_a_template_for_text(llava: MediaReference, interleaves: bool) -> None:
+    """Images come before the text of their message, or stay where they are."""
+    image = {"type": "image_pil", "image_pil": random_image(9, 9)}
+    texts = [{"type": "text", "text": word} for word in ("w5", "w6")]
+    message = {"role": "user", "content": [texts[0], image, texts[1]]}
+    with open_media_llm(llava.directory, interleave_mm_strings=interleaves) as llm:
+        (answer,) = llm.chat([message], SamplingParams(max_tokens=1), chat_template=TEXT_ONLY)
+    image_ids = [IMAGE] * 16
+    expected = [5, *image_ids, 6] if interleaves else [*image_ids, 5, 6]
+    assert answer.prompt_token_ids == expected
 
 
 def test_an_adapter_for_a_modality(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def root_of(build: Build, part: str = "language_model") -> Build:
-    """Return the build of the parts beside the language model, `part`. Older checkpoints have no
-    "model" around them."""
+    """Return the build of the tower and the projector. part: the language model's name. In older
+    checkpoints, names do not begin with "model"."""
     return build.at("model") if has_root(build, part) else build
 
 

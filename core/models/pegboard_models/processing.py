@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FILES = ("preprocessor_config.json", "processor_config.json")
 """Each may say how images are processed."""
 IN_CONFIG = "preprocessor_config"
-"""Where configs of checkpoints that are no folder have the values of the first of `FILES`."""
+"""The key of a config with the values of the first of `FILES`, for checkpoints in one file."""
 
 
 def folder_of(checkpoint: Checkpoint) -> Path:

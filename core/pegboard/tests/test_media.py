@@ -17,6 +17,7 @@ from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError, PluginError, RequestError
 from pegboard.front.beam_search import check_beam_prompt
+from pegboard.front.media import adapter_of
 from pegboard.front.prompt_forms import as_prompt
 from pegboard.front.prompts import RequestBuilder
 from pegboard.interfaces.api import Prompt
@@ -459,3 +460,18 @@ def test_hashes_of_blocks_tell_items_apart() -> None:
     spans = hash_spans(Request.of(source), 4)
     assert [(span.start, span.stop) for span in spans] == [(3, 4), (4, 5), (6, 8), (8, 10)]
     assert len({span.key for span in spans}) == 4
+
+
+def test_the_adapter_of_a_modality(caplog: pytest.LogCaptureFixture) -> None:
+    """A prompt with several modalities that have one gets none, with a warning."""
+    adapters = {"audio": "sounds", "image": "pictures"}
+
+    def chosen(*modalities: str) -> str | None:
+        media = tuple(MediaSource(modality=modality, value="x") for modality in modalities)
+        adapter = adapter_of(Prompt(text="a", media=media), adapters)
+        return None if adapter is None else adapter.lora_path
+
+    assert (chosen(), chosen("video"), chosen("audio", "audio")) == (None, None, "sounds")
+    assert chosen("video", "image") == "pictures" and not caplog.records
+    assert chosen("image", "audio") is None
+    assert "adapters for audio and image" in caplog.text

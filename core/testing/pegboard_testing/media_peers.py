@@ -4,23 +4,50 @@ checkpoints."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
-from pegboard_testing.contract_multimodal_processor import random_image
+from pegboard_testing.contract_multimodal_processor import (
+    MultiModalProcessorContract,
+    random_image,
+)
 
 LETTERS = ["<unk>", "a"]
 MOST = 150
 """The longest side of images in these tests."""
 THINNEST = 50
 """How many times a side may be as long as the other. Peers fail for thinner images."""
+
+
+class ImageContract(MultiModalProcessorContract):
+    """The contract tests of a processor of images. make: (folder) → the processor, whose files it
+    writes there. config, special: see `image_setup`. sizes: of the images."""
+
+    make: Callable[[Path], Any]
+    config: Mapping[str, Any]
+    special: Sequence[str]
+    sizes: Sequence[tuple[int, int]] = ((20, 30), (7, 50), (9, 9))
+
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        self.path = tmp_path
+
+    def tokenizer(self) -> Any:
+        return image_setup(self.path, self.config, self.special).tokenizer
+
+    def processor(self) -> Any:
+        return self.make(self.path)
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [("image", random_image(*size)) for size in self.sizes]
 
 
 def random_images() -> Any:

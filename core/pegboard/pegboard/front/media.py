@@ -64,6 +64,8 @@ class MediaInputs:
         self._plugin = entry.id
         setup = MultiModalProcessorSetup(plan.checkpoint, tokenizer)
         self._processor = registry.build(entry, setup)
+        self._pad = getattr(self._processor, "padded", None)
+        self._make_inputs = getattr(self._processor, "inputs", None)
         self._limits = {
             name: most_items(engine.limit_mm_per_prompt, name) for name in spec.modalities
         }
@@ -141,11 +143,10 @@ class MediaInputs:
 
     def padded(self, token_ids: list[int]) -> list[int]:
         """Return the tokens of a prompt without items as the model reads them."""
-        pad = getattr(self._processor, "padded", None)
-        if pad is None:
+        if self._pad is None:
             return token_ids
         with blame(self._plugin):
-            return [*pad(token_ids)]
+            return [*self._pad(token_ids)]
 
     def _counts(self, sources: "Sequence[MediaSource]") -> Counter[str]:
         """Return how many items of each modality there are."""
@@ -180,11 +181,11 @@ class MediaInputs:
     def _inputs(
         self, token_ids: Sequence[int], placed: Sequence[PlacedItem]
     ) -> dict[str, list[int]]:
-        make = getattr(self._processor, "inputs", None)
-        if make is None:
+        if self._make_inputs is None:
             return {}
         with blame(self._plugin):
-            inputs = {name: list(values) for name, values in make(token_ids, placed).items()}
+            numbers = self._make_inputs(token_ids, placed)
+            inputs = {name: list(values) for name, values in numbers.items()}
             if any(len(values) != len(token_ids) for values in inputs.values()):
                 raise ValueError(f"inputs() must return {len(token_ids)} numbers for each name")
             return inputs

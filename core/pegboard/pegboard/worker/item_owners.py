@@ -39,15 +39,14 @@ class ItemOwners:
         collective = self.group.collective
         if collective is None:
             return {**rows}
-        forms = torch.zeros(len(items), 3, device=self.device)  # collectives add only floats
-        for index, item in enumerate(items):
-            if item.digest in rows:
-                of_item, note = rows[item.digest]
-                form = [of_item.shape[1], DTYPES.index(of_item.dtype), int(note)]
-                forms[index] = torch.tensor(form, dtype=torch.float32, device=self.device)
+        forms = [
+            [given[0].shape[1], DTYPES.index(given[0].dtype), given[1]] if given else [0, 0, 0]
+            for given in (rows.get(item.digest) for item in items)
+        ]
+        table = torch.tensor(forms, dtype=torch.float32, device=self.device)  # only floats add up
         every = {}
         for item, owner, form in zip(
-            items, owners, collective.all_reduce(forms).int().tolist(), strict=True
+            items, owners, collective.all_reduce(table).int().tolist(), strict=True
         ):
             width, dtype, note = form
             if item.digest in rows:

@@ -22,10 +22,9 @@ from transformers.models.aria.processing_aria import AriaProcessor as TheirProce
 from pegboard.errors import ModelError, RequestError
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_multimodal_processor import (
-    MultiModalProcessorContract,
     random_image,
 )
-from pegboard_testing.media_peers import image_setup, random_images
+from pegboard_testing.media_peers import ImageContract, image_setup, random_images
 
 PATCH = 70
 SPECIAL = ["<fim_prefix>", "<|img|>", "<fim_suffix>"]
@@ -56,19 +55,10 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> AriaProcessor:
     return make(tmp_path_factory.mktemp("aria"))
 
 
-class TestContract(MultiModalProcessorContract):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path) -> None:
-        self.path = tmp_path
-
-    def tokenizer(self) -> Any:
-        return image_setup(self.path, CONFIG, SPECIAL).tokenizer
-
-    def processor(self) -> AriaProcessor:
-        return make(self.path)
-
-    def items(self) -> list[tuple[str, Any]]:
-        return [("image", random_image(*size)) for size in ((20, 30), (7, 50), (9, 9))]
+class TestContract(ImageContract):
+    make = staticmethod(make)
+    config = CONFIG
+    special = SPECIAL
 
     def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int:
         return 6 * len(arrays["pixel_values"])

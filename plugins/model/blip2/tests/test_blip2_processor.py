@@ -21,10 +21,9 @@ from pegboard_models.qformer import QFORMER
 from pegboard_models.vision_sizes import DEFAULTS
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_multimodal_processor import (
-    MultiModalProcessorContract,
     random_image,
 )
-from pegboard_testing.media_peers import image_setup, random_images, word_tokenizer
+from pegboard_testing.media_peers import ImageContract, image_setup, random_images, word_tokenizer
 
 SIZE = 28
 IMAGE = 2
@@ -55,19 +54,10 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Blip2Processor:
     return make(tmp_path_factory.mktemp("blip2"))
 
 
-class TestContract(MultiModalProcessorContract):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path) -> None:
-        self.path = tmp_path
-
-    def tokenizer(self) -> Any:
-        return image_setup(self.path, CONFIG, ["<image>"]).tokenizer
-
-    def processor(self) -> Blip2Processor:
-        return make(self.path)
-
-    def items(self) -> list[tuple[str, Any]]:
-        return [("image", random_image(*size)) for size in ((20, 30), (7, 50), (9, 9))]
+class TestContract(ImageContract):
+    make = staticmethod(make)
+    config = CONFIG
+    special = ["<image>"]
 
     def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int:
         return ROWS

@@ -1,8 +1,8 @@
 """What CLIP and SigLIP share: layers that read texts, and rows that have the vector of an image.
 
-An image is a prompt of one token. Its row has the vector, which the tower makes, behind the
-channels of the layers for texts, and a one behind that. These layers compute this token, too, but
-nothing reads the result.
+An image is a prompt of one token. Its row has the channels of the layers for texts, then the vector
+that the tower makes, then a one. The layers for texts also compute this token, and nothing reads
+the result.
 """
 
 from __future__ import annotations

@@ -20,10 +20,9 @@ from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.multimodal_processor import PlacedItem
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_multimodal_processor import (
-    MultiModalProcessorContract,
     random_image,
 )
-from pegboard_testing.media_peers import image_setup, random_images
+from pegboard_testing.media_peers import ImageContract, image_setup, random_images
 
 SIDE = 16
 CONFIG = {"vision_config": {"image_size": SIDE, "patch_size": 4}}
@@ -50,19 +49,10 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> ClipProcessor:
     return make(tmp_path_factory.mktemp("clip"))
 
 
-class TestContract(MultiModalProcessorContract):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path) -> None:
-        self.path = tmp_path
-
-    def tokenizer(self) -> Any:
-        return image_setup(self.path, CONFIG, ["<b>"]).tokenizer
-
-    def processor(self) -> ClipProcessor:
-        return make(self.path)
-
-    def items(self) -> list[tuple[str, Any]]:
-        return [("image", random_image(*size)) for size in ((20, 30), (7, 50), (9, 9))]
+class TestContract(ImageContract):
+    make = staticmethod(make)
+    config = CONFIG
+    special = ["<b>"]
 
     def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int:
         return 1

@@ -17,11 +17,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.multimodal_processor import PlacedItem
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_multimodal_processor import (
-    MultiModalProcessorContract,
-    random_image,
-)
-from pegboard_testing.media_peers import image_setup, random_images
+from pegboard_testing.media_peers import ImageContract, image_setup, random_images
 
 SIDE = 16
 LENGTH = 6
@@ -54,19 +50,10 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> SiglipProcessor:
     return make(tmp_path_factory.mktemp("siglip"))
 
 
-class TestContract(MultiModalProcessorContract):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path) -> None:
-        self.path = tmp_path
-
-    def tokenizer(self) -> Any:
-        return image_setup(self.path, CONFIG, ["<b>"]).tokenizer
-
-    def processor(self) -> SiglipProcessor:
-        return make(self.path)
-
-    def items(self) -> list[tuple[str, Any]]:
-        return [("image", random_image(*size)) for size in ((20, 30), (7, 50), (9, 9))]
+class TestContract(ImageContract):
+    make = staticmethod(make)
+    config = CONFIG
+    special = ["<b>"]
 
     def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int:
         return 1

@@ -20,10 +20,10 @@ from transformers.models.fuyu.image_processing_pil_fuyu import FuyuImageProcesso
 from pegboard.errors import ModelError, RequestError
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_multimodal_processor import (
-    MultiModalProcessorContract,
     random_image,
 )
 from pegboard_testing.media_peers import (
+    ImageContract,
     fuyu_processor,
     image_setup,
     random_images,
@@ -57,19 +57,11 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> FuyuProcessor:
     return make(tmp_path_factory.mktemp("fuyu"))
 
 
-class TestContract(MultiModalProcessorContract):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path) -> None:
-        self.path = tmp_path
-
-    def tokenizer(self) -> Any:
-        return image_setup(self.path, CONFIG, SPECIAL).tokenizer
-
-    def processor(self) -> FuyuProcessor:
-        return make(self.path)
-
-    def items(self) -> list[tuple[str, Any]]:
-        return [("image", random_image(*size)) for size in ((20, 30), (7, 50), (200, 9))]
+class TestContract(ImageContract):
+    make = staticmethod(make)
+    config = CONFIG
+    special = SPECIAL
+    sizes = ((20, 30), (7, 50), (200, 9))
 
     def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int:
         return len(arrays["patches"])

@@ -20,10 +20,10 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from pegboard.errors import ModelError, RequestError
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_multimodal_processor import (
-    MultiModalProcessorContract,
     random_image,
 )
 from pegboard_testing.media_peers import (
+    ImageContract,
     check_image,
     image_setup,
     internvl_processor,
@@ -66,19 +66,10 @@ def their_images(**more: Any) -> Any:
     )
 
 
-class TestContract(MultiModalProcessorContract):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path) -> None:
-        self.path = tmp_path
-
-    def tokenizer(self) -> Any:
-        return image_setup(self.path, CONFIG, SPECIAL).tokenizer
-
-    def processor(self) -> InternVLChatProcessor:
-        return make(self.path)
-
-    def items(self) -> list[tuple[str, Any]]:
-        return [("image", random_image(*size)) for size in ((20, 30), (7, 50), (9, 9))]
+class TestContract(ImageContract):
+    make = staticmethod(make)
+    config = CONFIG
+    special = SPECIAL
 
     def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int:
         return ROWS * len(arrays["pixel_values"])

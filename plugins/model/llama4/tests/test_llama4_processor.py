@@ -28,10 +28,9 @@ from transformers.models.llama4.processing_llama4 import Llama4Processor as Thei
 from pegboard.errors import ModelError, RequestError
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_multimodal_processor import (
-    MultiModalProcessorContract,
     random_image,
 )
-from pegboard_testing.media_peers import image_setup
+from pegboard_testing.media_peers import ImageContract, image_setup
 from pegboard_testing.video_peers import TORCHVISION
 
 SIDE = 16
@@ -147,19 +146,10 @@ def test_contract(kind: str) -> None:
     check_entry(installed_entry(kind, "Llama4ForConditionalGeneration"))
 
 
-class TestContract(MultiModalProcessorContract):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path) -> None:
-        self.path = tmp_path
-
-    def tokenizer(self) -> Any:
-        return image_setup(self.path, CONFIG, SPECIAL).tokenizer
-
-    def processor(self) -> Llama4Processor:
-        return make(self.path)
-
-    def items(self) -> list[tuple[str, Any]]:
-        return [("image", random_image(*size)) for size in ((20, 30), (7, 50), (9, 9))]
+class TestContract(ImageContract):
+    make = staticmethod(make)
+    config = CONFIG
+    special = SPECIAL
 
     def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int:
         return 4 * len(arrays["pixel_values"])

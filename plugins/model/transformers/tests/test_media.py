@@ -13,11 +13,8 @@ from transformers import LlavaProcessor, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from pegboard.errors import ModelError, RequestError
-from pegboard_testing.contract_multimodal_processor import (
-    MultiModalProcessorContract,
-    random_image,
-)
-from pegboard_testing.media_peers import image_setup
+from pegboard_testing.contract_multimodal_processor import random_image
+from pegboard_testing.media_peers import ImageContract, image_setup
 
 SMALL_TEXT = {
     "hidden_size": 32,
@@ -96,20 +93,15 @@ def processor(folder: Path, config: dict[str, Any]) -> TransformersProcessor:
     return TransformersProcessor(None, image_setup(folder, config, ["<image>"]))
 
 
-class TestContract(MultiModalProcessorContract):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path) -> None:
-        write_processor(tmp_path)
-        self.path = tmp_path
+def make(folder: Path) -> TransformersProcessor:
+    write_processor(folder)
+    return processor(folder, CONFIG)
 
-    def tokenizer(self) -> Any:
-        return image_setup(self.path, CONFIG, ["<image>"]).tokenizer
 
-    def processor(self) -> TransformersProcessor:
-        return processor(self.path, CONFIG)
-
-    def items(self) -> list[tuple[str, Any]]:
-        return [("image", random_image(*size)) for size in ((20, 30), (7, 50), (9, 9))]
+class TestContract(ImageContract):
+    make = staticmethod(make)
+    config = CONFIG
+    special = ["<image>"]
 
 
 def test_an_image(tmp_path: Path) -> None:
