@@ -10,6 +10,7 @@ import pytest
 import torch
 from pegboard_model_chameleon.chameleon import Chameleon
 from safetensors.torch import load_file
+from test_adapters_over_formats import write_adapter
 from tiny_media import (
     MEDIA_TEXT,
     MediaReference,
@@ -25,6 +26,7 @@ from transformers import ChameleonProcessor
 from transformers.models.chameleon.image_processing_pil_chameleon import ChameleonImageProcessorPil
 
 from pegboard import SamplingParams
+from pegboard.errors import RequestError
 
 SIZE = 16
 ROWS = 16
@@ -171,3 +173,16 @@ def test_logits(reference: MediaReference, settings: dict[str, Any]) -> None:
 def test_divided(reference: MediaReference, monkeypatch: pytest.MonkeyPatch) -> None:
     divide(monkeypatch, 2, 2)
     check(reference, num_tokens=3)
+
+
+def test_an_adapter_of_the_embedding_is_refused(tmp_path: Path) -> None:
+    """Rows of images come from the embedding, and are kept for other requests."""
+    reference = write(tmp_path)
+    rows, width = reference.model.get_input_embeddings().weight.shape
+    weights = {"model.embed_tokens": (torch.randn(4, rows), torch.randn(width, 4))}
+    adapter = write_adapter(tmp_path / "adapter", weights)
+    with (
+        open_media_llm(tmp_path, max_loras=1) as llm,
+        pytest.raises(RequestError, match=r"model\.embed_tokens"),
+    ):
+        llm.generate(some_prompts()[:1], lora_request=adapter, use_tqdm=False)

@@ -10,8 +10,8 @@ import torch
 from pegboard_model_clip.clip import Clip
 from tiny_media import MEDIA_TEXT, VISION, open_media_llm, random_model
 from tiny_models import VOCAB_SIZE, divide
+from tiny_vectors import check_vectors, expected_vector, picture
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
-from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -60,30 +60,13 @@ def write(folder: Path, **text: Any) -> Any:
 
 def expected(model: Any, folder: Path, prompt: Any) -> torch.Tensor:
     """Return the normalized vector that transformers makes of a text or an image."""
-    with torch.no_grad():
-        if isinstance(prompt, str):
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-            ids = torch.tensor([tokenizer.encode(prompt)])
-            vector = model.get_text_features(input_ids=ids).pooler_output
-        else:
-            processor = CLIPImageProcessorPil.from_pretrained(folder)
-            image = prompt["multi_modal_data"]["image"]
-            vector = model.get_image_features(**processor(image, return_tensors="pt")).pooler_output
-    return normalize(vector[0], dim=0)
-
-
-def image(*size: int) -> dict[str, Any]:
-    return {"prompt": "", "multi_modal_data": {"image": random_image(*size)}}
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    images = CLIPImageProcessorPil.from_pretrained(folder)
+    return expected_vector(model, images, tokenizer.encode, prompt)
 
 
 def check(model: Any, folder: Path, **chosen: Any) -> None:
-    prompts = [image(40, 20), *TEXTS, image(13, 50), image(9, 9), TEXTS[1]]
-    with open_media_llm(folder, runner="pooling", **chosen) as llm:
-        for _ in range(2):
-            outputs = llm.embed(prompts, use_tqdm=False)
-            for one, output in zip(prompts, outputs, strict=True):
-                found = torch.tensor(output.outputs.embedding)
-                torch.testing.assert_close(found, expected(model, folder, one), atol=1e-4, rtol=0)
+    check_vectors(lambda one: expected(model, folder, one), folder, TEXTS, **chosen)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -110,7 +93,7 @@ def test_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_prompts_that_are_refused(tmp_path: Path) -> None:
     write(tmp_path)
-    both = {**image(9, 9), "prompt": "w1 w2"}
+    both = {**picture(9, 9), "prompt": "w1 w2"}
     pictures = {"prompt": "", "multi_modal_data": {"image": [random_image(9, 9)] * 2}}
     long = " ".join(["w3"] * 60)
     with open_media_llm(tmp_path, runner="pooling") as llm:

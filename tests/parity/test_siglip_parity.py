@@ -15,14 +15,13 @@ from pegboard_model_clip.sizes import SIGLIP_KIND, SIGLIP_PADDING, SIGLIP_TEXT, 
 from safetensors.torch import load_file
 from tiny_media import MEDIA_TEXT, VISION, built_model, open_media_llm, random_model
 from tiny_models import VOCAB_SIZE, divide
+from tiny_vectors import check_vectors, expected_vector, picture
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
-from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedTokenizerFast, SiglipConfig, SiglipTextConfig
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from pegboard import PoolingParams
 from pegboard.errors import ModelError, RequestError
-from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build
 
 SIDE = VISION["image_size"]
@@ -69,31 +68,18 @@ def write(
 
 def expected(model: Any, folder: Path, prompt: Any) -> torch.Tensor:
     """Return the normalized vector that transformers makes of a text or an image."""
-    with torch.no_grad():
-        if isinstance(prompt, str):
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-            ids = tokenizer(prompt, padding="max_length", max_length=LENGTH)["input_ids"]
-            vector = model.get_text_features(input_ids=torch.tensor([ids])).pooler_output
-        else:
-            processor = SiglipImageProcessorPil.from_pretrained(folder)
-            image = prompt["multi_modal_data"]["image"]
-            vector = model.get_image_features(**processor(image, return_tensors="pt")).pooler_output
-    return normalize(vector[0], dim=0)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    images = SiglipImageProcessorPil.from_pretrained(folder)
 
+    def token_ids(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, padding="max_length", max_length=LENGTH)["input_ids"]
+        return ids
 
-def image(*size: int) -> dict[str, Any]:
-    return {"prompt": "", "multi_modal_data": {"image": random_image(*size)}}
+    return expected_vector(model, images, token_ids, prompt)
 
 
 def check(model: Any, folder: Path, **chosen: Any) -> None:
-    """Texts and images in either order, twice."""
-    prompts = [image(40, 20), *TEXTS, image(13, 50), image(9, 9), TEXTS[1]]
-    with open_media_llm(folder, runner="pooling", **chosen) as llm:
-        for _ in range(2):
-            outputs = llm.embed(prompts, use_tqdm=False)
-            for one, output in zip(prompts, outputs, strict=True):
-                vector = torch.tensor(output.outputs.embedding)
-                torch.testing.assert_close(vector, expected(model, folder, one), atol=1e-4, rtol=0)
+    check_vectors(lambda one: expected(model, folder, one), folder, TEXTS, **chosen)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -167,7 +153,7 @@ def test_rows(tmp_path_factory: pytest.TempPathFactory, count: int) -> None:
 
 def test_prompts_that_are_refused(tmp_path: Path) -> None:
     write(tmp_path)
-    both = {**image(9, 9), "prompt": "w1 w2"}
+    both = {**picture(9, 9), "prompt": "w1 w2"}
     long = " ".join(["w3"] * LENGTH)
     with open_media_llm(tmp_path, runner="pooling") as llm:
         for one, message in (
