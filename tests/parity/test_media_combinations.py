@@ -26,7 +26,8 @@ from tiny_media import (
 from tiny_models import DIVIDED, TOLERANCE
 
 from pegboard import LLM, BeamSearchParams, SamplingParams
-from pegboard.errors import RequestError
+from pegboard.data.output import Logprob
+from pegboard.front.beam_search import BeamSearch
 from pegboard_testing.contract_multimodal_processor import random_image
 
 FIRST, SECOND = (random_image(20, 20, seed) for seed in (1, 2))
@@ -170,13 +171,35 @@ def test_several_sampled_answers(llava: MediaReference) -> None:
     params = SamplingParams(n=3, max_tokens=6, temperature=1.0, seed=4, ignore_eos=True)
     with open_media_llm(llava.directory) as llm:
         (together,), (cached,) = (answers(llm, [one], params) for _ in range(2))
-        with pytest.raises(RequestError, match=r"multi_modal_data.*beam search takes text only"):
-            llm.beam_search([one], BeamSearchParams(beam_width=2, max_tokens=3))
     with open_media_llm(llava.directory, enable_prefix_caching=False) as llm:
         (alone,) = answers(llm, [one], params)
     tokens = [[list(each.token_ids) for each in one.outputs] for one in (together, cached, alone)]
     assert tokens[0] == tokens[1] == tokens[2] and len(tokens[0]) == 3
     assert tokens[0][0] != tokens[0][1] and cached.num_cached_tokens > 0
+
+
+def test_beams(model: tuple[MediaReference, list[Prompt]]) -> None:
+    """The same as a search over the logprobs of transformers."""
+    reference, prompts = model
+    params = BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True)
+    with open_media_llm(reference.directory) as llm:
+        results = llm.beam_search(list(prompts), params)
+    for one, result in zip(prompts, results, strict=True):
+        count = len(reference.inputs(one)["input_ids"][0])
+        search = BeamSearch([0] * count, params, (), 10**6)
+        while search.beams:
+            rows = [reference.logprobs(one, beam.tokens[count:])[-1] for beam in search.beams]
+            search.extend([best_of(row, 2 * params.beam_width) for row in rows])
+        for beam, expected in zip(result.sequences, search.best(), strict=True):
+            assert beam.tokens[count:] == expected.tokens[count:]
+            assert abs(beam.cum_logprob - expected.cum_logprob) < 4 * TOLERANCE
+
+
+def best_of(row: torch.Tensor, count: int) -> dict[int, Logprob]:
+    values, tokens = row.topk(count)
+    return {
+        token: Logprob(value) for token, value in zip(tokens.tolist(), values.tolist(), strict=True)
+    }
 
 
 def test_a_draft_of_the_placeholder_is_a_token(llava: MediaReference) -> None:

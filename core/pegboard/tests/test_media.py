@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError, PluginError, RequestError
-from pegboard.front.beam_search import check_beam_prompt
+from pegboard.front.beam_search import longer
 from pegboard.front.media import adapter_of
 from pegboard.front.prompt_forms import as_prompt
 from pegboard.front.prompts import RequestBuilder
@@ -379,10 +380,25 @@ def test_names_of_different_salts_are_different(make_builder: MakeBuilder) -> No
     assert built(builder, later).prompt_token_ids != first.prompt_token_ids
 
 
-def test_beams_are_of_text_and_vectors_of_items_too(make_builder: MakeBuilder) -> None:
+@pytest.mark.parametrize("name", ["Echo", "First"])
+def test_beams_write_no_placeholders(make_builder: MakeBuilder, name: str) -> None:
+    builder = make_builder(name)
+    prompt = as_prompt(data("<i> x" if name == "Echo" else "x", "ab"))
+    first = builder.build(prompt, SamplingParams(), "r")
+    written = tuple(b"<i>!?<i>")
+    beam = [*first.prompt_token_ids, *written]
+    again = longer(prompt, beam, len(first.prompt_token_ids))
+    request = builder.build(again, SamplingParams(), "r")
+    assert request.prompt_token_ids == beam
+    assert request.media == tuple(
+        msgspec.structs.replace(item, was_kept=True) for item in first.media
+    )
+    sizes = first.token_inputs["sizes"]
+    assert request.token_inputs == {"sizes": [*sizes, *[0] * len(written)]}
+
+
+def test_vectors_of_items(make_builder: MakeBuilder) -> None:
     prompt = as_prompt(data("<i>", "ab"))
-    with pytest.raises(RequestError, match="beam search takes text only"):
-        check_beam_prompt(prompt)
     builder = make_builder()
     pooling = Pooling(task="embed")
     builder.plan = replace(builder.plan, pooling=pooling)

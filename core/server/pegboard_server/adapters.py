@@ -160,7 +160,7 @@ def _fetcher(
     client: "AsyncLLM", registry: "Registry"
 ) -> Callable[[str, str | None, tuple[str, ...]], Path]:
     from pegboard.interfaces.model_source import FileFilter
-    from pegboard.plan.engine_plan import fetch
+    from pegboard.plan.checkpoint import fetch
 
     def run(reference: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
         return fetch(

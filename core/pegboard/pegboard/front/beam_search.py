@@ -136,9 +136,14 @@ def check_beam_prompt(prompt: Prompt) -> None:
         raise RequestError(
             "prompt_embeds: beam search needs text or token ids", parameter="prompt_embeds"
         )
+
+
+def longer(prompt: Prompt, tokens: Sequence[int], num_prompt_tokens: int) -> Prompt:
+    """Return the prompt of a beam's next round. tokens: of the beam. num_prompt_tokens: how many of
+    them the prompt has, with those of its items."""
     if prompt.media:
-        path = prompt.media[0].path
-        raise RequestError(f"{path}: beam search takes text only", parameter=path)
+        return replace(prompt, continuation=tokens[num_prompt_tokens:])
+    return replace(prompt, text=None, token_ids=tokens)
 
 
 async def beam_search_online(
@@ -167,14 +172,15 @@ async def beam_search_online(
     number = 0
     while search.beams:
         number += 1
-        prompts = [replace(prompt, text=None, token_ids=beam.tokens) for beam in search.beams]
+        count = len(prompt_token_ids)
+        prompts = [longer(prompt, beam.tokens, count) for beam in search.beams]
         names = [
             replace(request, request_id=f"{request.request_id}-{number}-{index}")
             for index in range(len(prompts))
         ]
         rounds = [
-            _last(client.generate(longer, params_of_step, name))
-            for longer, name in zip(prompts, names, strict=True)
+            _last(client.generate(one, params_of_step, name))
+            for one, name in zip(prompts, names, strict=True)
         ]
         search.extend([last_logprobs(output) for output in await _all(rounds)])
     completions = []

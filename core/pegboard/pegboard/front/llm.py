@@ -40,6 +40,7 @@ from pegboard.front.beam_search import (
     BeamSearchOutput,
     check_beam_prompt,
     last_logprobs,
+    longer,
     step_params,
 )
 from pegboard.front.controls import SyncControls
@@ -239,11 +240,17 @@ class LLM(SyncControls):
             BeamSearch(request.prompt_token_ids, params, builder.eos_token_ids, length)
             for request in first
         ]
-        while live := [search for search in searches if search.beams]:
-            inputs = [Prompt(token_ids=beam.tokens) for search in live for beam in search.beams]
+        every = list(zip(all_prompts, first, searches, strict=True))
+        while any(search.beams for search in searches):
+            inputs = [
+                longer(prompt, beam.tokens, len(request.prompt_token_ids))
+                for prompt, request, search in every
+                for beam in search.beams
+            ]
             outputs = iter(self.generate(inputs, params_of_step, use_tqdm=use_tqdm))
-            for search in live:
-                search.extend([last_logprobs(next(outputs)) for _ in search.beams])
+            for search in searches:
+                if search.beams:
+                    search.extend([last_logprobs(next(outputs)) for _ in search.beams])
         results = []
         for search in searches:
             best = search.best()

@@ -134,7 +134,7 @@ class MediaInputs:
             done = place if placeholder.is_first else place + len(placeholder.token_ids)
         ending = next((each.ending for each in kinds if each.ending), ())
         has_end = tuple(token_ids[max(0, len(token_ids) - len(ending)) :]) == ending
-        expanded += [*token_ids[done:], *(() if has_end else ending)]
+        expanded += [*token_ids[done:], *(() if has_end else ending), *prompt.continuation]
         for name, rest in waiting.items():
             if rest:
                 raise self._wrong_number(name, counts[name], "fewer")
@@ -176,7 +176,7 @@ class MediaInputs:
         item = MediaItem(
             source.modality, ready.digest, ((0, 1),), ready.arrays, num_rows, ready.was_kept
         )
-        return Expanded([*token_ids], (item,), (), {})
+        return Expanded([*token_ids, *prompt.continuation], (item,), (), {})
 
     def _inputs(
         self, token_ids: Sequence[int], placed: Sequence[PlacedItem]

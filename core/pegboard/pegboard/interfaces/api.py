@@ -80,7 +80,8 @@ class Prompt:
     is given, a structured output starts after the reasoning with which this model begins its
     answers. second_text: a model with one class scores it together with `text`. media: the images,
     audio and videos that the placeholders in the text or the ids stand for, those of a modality in
-    order. media_options: how they are processed."""
+    order. media_options: how they are processed. continuation: token ids after the prompt, in which
+    nothing is a placeholder."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
@@ -91,6 +92,7 @@ class Prompt:
     second_text: str | None = None
     media: "Sequence[MediaSource]" = ()
     media_options: Mapping[str, Any] = field(default_factory=dict)
+    continuation: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """Another checkpoint that a model is made of. reference: as a user types it. prefix: what the
+    names of its tensors begin with in the whole model."""
+
+    reference: str
+    prefix: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Spec):
     """Entry-point name: the architecture's name, as checkpoints write it.
+
+    parts: path of a function that returns the other checkpoints that a config names, as {key:
+    ModelPart}. If the config lacks such a key, the part's config is put there, and its tensors into
+    the index. Called in A. None = there are none.
 
     flags: "encoder" = tokens attend to those after them, too. A prompt is computed in one step,
     nothing is cached, and the model makes vectors and no text. "classifier" = `logits` returns one
@@ -39,6 +52,7 @@ class ModelSpec(Spec):
             "whole_prompt",
         }
     )
+    parts: str | None = None
 
 
 class Model(Protocol):

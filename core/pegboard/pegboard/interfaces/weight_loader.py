@@ -51,7 +51,8 @@ class WeightLoaderSetup:
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One stored tensor. shape: logical shape, rows first. stored: its type in the file ("float32",
-    "bfloat16", "Q4_1", …). offset, num_bytes: its place in the file, in bytes."""
+    "bfloat16", "Q4_1", …). file: relative to the checkpoint's folder, or absolute. key: its name
+    there; "" = `name`. offset, num_bytes: its place in the file, in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,6 +60,7 @@ class TensorEntry:
     file: str
     offset: int
     num_bytes: int
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

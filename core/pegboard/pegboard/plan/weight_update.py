@@ -9,7 +9,9 @@ from typing import Any
 from pegboard.errors import ModelError, brief
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.weight_loader import Checkpoint
-from pegboard.plan.engine_plan import EnginePlan, describe_files, with_overrides
+from pegboard.plan.checkpoint import describe_files, with_overrides
+from pegboard.plan.engine_plan import EnginePlan
+from pegboard.plan.parts import with_parts
 from pegboard.plugins.registry import Registry
 
 FREE = frozenset(
@@ -44,6 +46,7 @@ def describe_update(registry: Registry, plan: EnginePlan, path: str) -> Checkpoi
     checkpoint = with_overrides(
         describe_files(registry, LocalFiles(root), "auto", engine.seed), engine.hf_overrides
     )
+    checkpoint = with_parts(registry, plan.settings, checkpoint)
     for name in ("architectures", "quantization", "rope_style"):
         _compare(root, name, getattr(checkpoint, name), getattr(loaded, name))
     new = _compared(checkpoint.config)

@@ -78,11 +78,8 @@ class SafetensorsLoader:
             path = checkpoint.path / file
             try:
                 with safe_open(path, framework="pt") as opened:
-                    names = set(opened.keys())
                     for entry in entries:
-                        data = opened.get_tensor(
-                            entry.name if entry.name in names else entry.name.partition(".")[2]
-                        )
+                        data = opened.get_tensor(entry.key or entry.name)
                         yield WeightPiece(entry.name, entry.stored, tuple(data.shape), data)
             except (SafetensorError, OSError) as error:
                 raise ModelError(
@@ -98,7 +95,9 @@ def _of_whole_model(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry
             names = {
                 name: name if name.startswith("lm_head.") else prefix + name for name in tensors
             }
-            return {full: replace(tensors[name], name=full) for name, full in names.items()}
+            return {
+                full: replace(tensors[name], name=full, key=name) for name, full in names.items()
+            }
     return dict(tensors)
 
 

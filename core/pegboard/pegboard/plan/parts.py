@@ -1,0 +1,73 @@
+"""Joins a checkpoint with others that its config names: Ultravox has only a projector, and the
+language model is where its `text_model_id` says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pegboard.config.schema import Settings
+from pegboard.errors import ModelError, blame, expect
+from pegboard.interfaces.model import ModelPart, ModelSpec
+from pegboard.interfaces.model_source import FileFilter
+from pegboard.interfaces.spec import Need
+from pegboard.interfaces.weight_loader import Checkpoint, TensorEntry
+from pegboard.plan.checkpoint import describe_files, download_bars, fetch
+from pegboard.plugins.importing import import_part
+from pegboard.plugins.registry import Registry
+
+
+def with_parts(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with the configs and the tensors of those that it names, which are
+    fetched if they are not there. A config that has the key of a part is complete. Raises
+    ModelError, PluginError."""
+    if not checkpoint.architectures:
+        return checkpoint
+    entry = registry.choose("model", Need(), keys=checkpoint.architectures).require()
+    spec = registry.spec(entry)
+    assert isinstance(spec, ModelSpec), "discovery checks the spec's class"
+    if spec.parts is None:
+        return checkpoint
+    list_parts = import_part(entry, spec.parts, "parts")
+    with blame(entry.id, registry.modules):
+        parts: Mapping[str, ModelPart] = expect(
+            list_parts(checkpoint.config), Mapping, list_parts, "parts"
+        )
+    for key in sorted(parts.keys() - checkpoint.config.keys()):
+        part = parts[key]
+        checkpoint = _joined(checkpoint, key, part, _described(registry, settings, part.reference))
+    return checkpoint
+
+
+def _described(registry: Registry, settings: Settings, reference: str) -> Checkpoint:
+    engine = settings.engine
+    with download_bars() as report:
+        files = fetch(registry, settings, reference, FileFilter(), report, None)
+    return describe_files(registry, files, engine.load_format, engine.seed)
+
+
+def _joined(whole: Checkpoint, key: str, part: ModelPart, other: Checkpoint) -> Checkpoint:
+    name = f"{whole.path}: {part.reference!r}, which its config names for {key},"
+    if other.format != whole.format:
+        raise ModelError(f"{name} has the format {other.format}; expected {whole.format}")
+    if other.quantization or other.rope_style != whole.rope_style:
+        method = (other.quantization or {}).get("quant_method")
+        raise ModelError(f"{name} is quantized ({method}); name one with plain weights")
+    folder = other.path if other.path.is_dir() else other.path.parent
+    tensors: dict[str, TensorEntry] = {
+        part.prefix + entry.name: replace(
+            entry,
+            name=part.prefix + entry.name,
+            file=str(folder / entry.file),
+            key=entry.key or entry.name,
+        )
+        for entry in other.tensors.values()
+    }
+    digests = f"{whole.digest} {part.prefix}{other.digest}"
+    return replace(
+        whole,
+        config={**whole.config, key: other.config},
+        tensors={**tensors, **whole.tensors},
+        digest=f"sha256:{hashlib.sha256(digests.encode()).hexdigest()}",
+    )
