@@ -49,14 +49,25 @@ class WhisperEncoder(nn.Module):
         )
         self.norm = LayerNorm(build.at(norm), width, EPS)
 
-    def forward(self, mels: Sequence[Tensor], counts: Sequence[int] | None = None) -> list[Tensor]:
+    def forward(
+        self,
+        mels: Sequence[Tensor],
+        counts: Sequence[int] | None = None,
+        attended: Sequence[int] | None = None,
+    ) -> list[Tensor]:
         """counts: how many positions of each item there are, of (frames + 1) // 2; None = all. What
-        comes after them is only seen by the convolutions."""
-        states = self.states(mels, counts)
+        comes after them is only seen by the convolutions. attended: how many of these positions the
+        item attends to; None = all."""
+        states = self.states(mels, counts, attended)
         rows = self.norm(torch.cat(states))
         return [*rows.split([len(each) for each in states])]
 
-    def states(self, mels: Sequence[Tensor], counts: Sequence[int] | None = None) -> list[Tensor]:
+    def states(
+        self,
+        mels: Sequence[Tensor],
+        counts: Sequence[int] | None = None,
+        attended: Sequence[int] | None = None,
+    ) -> list[Tensor]:
         """Return what the last norm takes."""
         items = [self.convolved(mel) for mel in mels]
         if counts is not None:
@@ -64,7 +75,7 @@ class WhisperEncoder(nn.Module):
         lengths = [len(item) for item in items]
         hidden = torch.cat(items)
         for layer in self.layers:
-            hidden = layer.forward(hidden, lengths)
+            hidden = layer.forward(hidden, lengths, attended)
         return [*hidden.split(lengths)]
 
     def convolved(self, mel: Tensor) -> Tensor:
@@ -112,16 +123,21 @@ class EncoderLayer(nn.Module):
         self.activation = activation_of(sizes.activation)
         self.finish = within_float16 if build.dtype == "float16" else as_it_is
 
-    def forward(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """[positions of all items, width] → the same. lengths: of the items, in positions."""
+    def forward(
+        self, hidden: Tensor, lengths: Sequence[int], attended: Sequence[int] | None = None
+    ) -> Tensor:
+        """[positions of all items, width] → the same. lengths: of the items, in positions.
+        attended: how many positions of each item are attended to; None = all."""
         x = self.attention_norm(hidden)
         split = [
             part.unflatten(1, (self.num_heads, -1)).transpose(0, 1).split([*lengths], 1)
             for part in (self.query(x), self.key(x), self.value(x))
         ]
         mixed = [
-            functional.scaled_dot_product_attention(*(part[None] for part in item))[0]
-            for item in zip(*split, strict=True)
+            functional.scaled_dot_product_attention(
+                query[None], key[None, :, :count], value[None, :, :count]
+            )[0]
+            for query, key, value, count in zip(*split, attended or lengths, strict=True)
         ]
         rows = torch.cat(mixed, 1).transpose(0, 1).flatten(1)
         hidden = hidden + self.out(rows)

@@ -426,10 +426,15 @@ class RequestBuilder:
             raise RequestError("the prompt is empty: it has no tokens", parameter="prompt")
         if len(token_ids) > longest:
             raise self._too_long(f"{len(token_ids)} tokens")
-        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-            outside = next(token for token in token_ids if not 0 <= token < vocab_size)
+        marks = () if self._media is None else self._media.marks
+        if (min(token_ids) < 0 or max(token_ids) >= vocab_size) and (
+            unknown := [
+                token for token in token_ids if not 0 <= token < vocab_size and token not in marks
+            ]
+        ):
             raise RequestError(
-                f"token id {outside} is out of vocabulary (size {vocab_size})", parameter="prompt"
+                f"token id {unknown[0]} is out of vocabulary (size {vocab_size})",
+                parameter="prompt",
             )
         return token_ids, types[: len(token_ids)]
 
