@@ -120,12 +120,13 @@ class VisionLayer(nn.Module):
         self.down = Linear(build.at("mlp").at("fc2"), width, size, bias=True)
         self.activation = activation_of(sizes.activation)
 
-    def forward(self, hidden: Tensor, count: int) -> Tensor:
-        """[count · positions, hidden] → the same. count: items."""
+    def forward(self, hidden: Tensor, count: int, seen: Tensor | None = None) -> Tensor:
+        """[count · positions, hidden] → the same. count: items. seen: bool [count, 1, 1,
+        positions], the positions that others attend to; None = all."""
         split = [
             part.unflatten(0, (count, -1)).transpose(1, 2)
             for part in self.qkv(self.attention_norm(hidden))
         ]
-        mixed = functional.scaled_dot_product_attention(*split).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(*split, attn_mask=seen).transpose(1, 2)
         hidden = hidden + self.out(mixed.reshape(hidden.shape))
         return hidden + self.down(self.activation(self.up(self.last_norm(hidden))))

@@ -65,6 +65,7 @@ class MediaInputs:
         setup = MultiModalProcessorSetup(plan.checkpoint, tokenizer)
         self._processor = registry.build(entry, setup)
         self._pad = getattr(self._processor, "padded", None)
+        self._rewrite = getattr(self._processor, "rewritten", None)
         self._make_inputs = getattr(self._processor, "inputs", None)
         self._limits = {
             name: most_items(engine.limit_mm_per_prompt, name) for name in spec.modalities
@@ -147,6 +148,13 @@ class MediaInputs:
             return token_ids
         with blame(self._plugin):
             return [*self._pad(token_ids)]
+
+    def rewritten(self, text: str) -> str:
+        """Return the text of a prompt with items as it is tokenized."""
+        if self._rewrite is None:
+            return text
+        with blame(self._plugin):
+            return expect(self._rewrite(text), str, self._processor, "rewritten")
 
     def _counts(self, sources: "Sequence[MediaSource]") -> Counter[str]:
         """Return how many items of each modality there are."""

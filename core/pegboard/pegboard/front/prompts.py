@@ -406,6 +406,8 @@ class RequestBuilder:
             )
         else:
             text = prompt.text or ""
+            if prompt.media and self._media is not None:
+                text = self._media.rewritten(text)
             second = prompt.second_text
             num_chars = len(text) + len(second or "")
             # it cannot fit

@@ -133,6 +133,14 @@ class PadsTexts(Protocol):
         """Return the tokens of a prompt without items, with those that the model also reads."""
 
 
+class RewritesTexts(Protocol):
+    """An addition to the MultiModalProcessor, for models whose placeholders have several forms."""
+
+    def rewritten(self, text: str) -> str:
+        """Return the text of a prompt with items, with `Placeholder.text` in place of the other
+        forms."""
+
+
 class PromptInputs(Protocol):
     """An addition to the MultiModalProcessor, for models that declare inputs or axes."""
 

@@ -50,7 +50,7 @@ class Linear(WeightLayer):
         self.is_router = is_router
         sections = (
             {
-                f"{build.path}.{part}": (rows,) if isinstance(rows, int) else rows
+                build.at(part).path: (rows,) if isinstance(rows, int) else rows
                 for part, rows in parts.items()
             }
             if parts
@@ -164,7 +164,7 @@ class QKVLinear(Linear):
         spans = [scaled(span, head_dim) for span in (heads, kv_heads, kv_heads)]
         self.hold(
             {
-                f"{build.path}.{name}": [(sizes[i], spans[i]) for i in each]
+                build.at(name).path: [(sizes[i], spans[i]) for i in each]
                 for name, each in stored_in(names).items()
             }
         )

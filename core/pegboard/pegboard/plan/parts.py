@@ -20,8 +20,8 @@ from pegboard.plugins.registry import Registry
 
 def with_parts(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with the configs and the tensors of those that it names, which are
-    fetched if they are not there. A config that has the key of a part is complete. Raises
-    ModelError, PluginError."""
+    fetched if they are not there. A part whose config it has is left out. Raises ModelError,
+    PluginError."""
     if not checkpoint.architectures:
         return checkpoint
     entry = registry.choose("model", Need(), keys=checkpoint.architectures).require()
@@ -34,8 +34,9 @@ def with_parts(registry: Registry, settings: Settings, checkpoint: Checkpoint) -
         parts: Mapping[str, ModelPart] = expect(
             list_parts(checkpoint.config), Mapping, list_parts, "parts"
         )
-    for key in sorted(parts.keys() - checkpoint.config.keys()):
-        part = parts[key]
+    for key, part in parts.items():
+        if checkpoint.config.get(key):
+            continue
         checkpoint = _joined(checkpoint, key, part, _described(registry, settings, part.reference))
     return checkpoint
 

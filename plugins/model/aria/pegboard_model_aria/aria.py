@@ -14,6 +14,7 @@ from pegboard.layers import Build, LayerNorm, Linear, size_of
 from pegboard_model_aria.sizes import queries_of, sizes_of
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.parameters import Parameters
+from pegboard_models.spread import spread_places
 from pegboard_models.vision import VisionLayer
 from pegboard_models.vision_sizes import Selection, VisionSizes
 
@@ -82,27 +83,11 @@ class Tower(nn.Module):
         seen = tile[:, : height * patch, : width * patch].to(weight.dtype)
         cut = functional.unfold(seen[None], patch, stride=patch)[0].T
         vectors = functional.linear(cut, weight.flatten(1), given["patch_embedding.bias"])
-        hidden = vectors + given["position_embedding.weight"][self.places(height, width, seen)]
+        places = spread_places(height, width, self.sizes.grid, seen)
+        hidden = vectors + given["position_embedding.weight"][places]
         for layer in self.layers:
             hidden = layer.forward(hidden, 1)
         return hidden
-
-    def places(self, height: int, width: int, like: Tensor) -> Tensor:
-        """Return the number of the learned position of each patch, [patches]. The image is spread
-        over all of them."""
-        grid = self.sizes.grid
-        limits = torch.arange(1 / grid, 1.0, 1 / grid, device=like.device)
-        lines, columns = (
-            torch.bucketize(
-                (torch.arange(count, device=like.device) * (1.0 / torch.tensor(count))).clamp(
-                    max=1.0 - 1e-6
-                ),
-                limits,
-                right=True,
-            )
-            for count in (height, width)
-        )
-        return (lines[:, None] * grid + columns).flatten()
 
 
 class Projector(nn.Module):

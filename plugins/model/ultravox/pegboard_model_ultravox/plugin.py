@@ -7,6 +7,7 @@ MODEL = ModelSpec(
     api="1.0",
     implementation="pegboard_model_ultravox.ultravox:Ultravox",
     flags=frozenset({"multimodal", "tensor_parallel"}),
+    parts="pegboard_model_ultravox.sizes:parts",
 )
 PROCESSOR = MultiModalProcessorSpec(
     api="1.0",

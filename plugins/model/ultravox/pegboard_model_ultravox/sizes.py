@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegboard.errors import ModelError
+from pegboard.interfaces.model import ModelPart
 from pegboard_models.config_numbers import numbers
 from pegboard_models.whisper_sizes import WhisperSizes
 
+TEXT = "language_model."
+AUDIO = "audio_tower."
+"""What the names of the parts' tensors begin with."""
 AUDIO_TOKEN = 32000
 STACK = 8
 ENCODER = {
@@ -24,8 +28,7 @@ ENCODER = {
 
 
 def encoder_sizes(config: Mapping[str, Any]) -> WhisperSizes:
-    """Return the sizes of the encoder. Raises ModelError if it is not Whisper's, or elsewhere."""
-    check_part(config, "audio")
+    """Return the sizes of the encoder. Raises ModelError if it is not Whisper's."""
     audio = config.get("audio_config") or {}
     kind = audio.get("model_type", "whisper") if isinstance(audio, Mapping) else audio
     if kind != "whisper":
@@ -42,14 +45,14 @@ def encoder_sizes(config: Mapping[str, Any]) -> WhisperSizes:
     return WhisperSizes.of(audio, ENCODER)
 
 
-def check_part(config: Mapping[str, Any], part: str) -> None:
-    """Raise ModelError if a part of the model is only in another repository."""
-    name = config.get(f"{part}_model_id")
-    if name is not None and not config.get(f"{part}_config"):
-        raise ModelError(
-            f"the checkpoint's config has {part}_model_id={name!r} and no {part}_config; expected "
-            f"a checkpoint with both {part}_config and the tensors of {name}. Copy them into it"
-        )
+def parts(config: Mapping[str, Any]) -> dict[str, ModelPart]:
+    """Return the checkpoints of the language model and of the encoder, if a config names them."""
+    places = {"text_model_id": ("text_config", TEXT), "audio_model_id": ("audio_config", AUDIO)}
+    return {
+        key: ModelPart(str(config[name]), prefix)
+        for name, (key, prefix) in places.items()
+        if config.get(name) is not None
+    }
 
 
 @dataclass(frozen=True)

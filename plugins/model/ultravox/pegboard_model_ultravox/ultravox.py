@@ -13,7 +13,7 @@ from torch.nn import functional
 from pegboard.errors import ModelError
 from pegboard.layers import Build
 from pegboard_model_ultravox.projectors import projector_of
-from pegboard_model_ultravox.sizes import Stacking, check_part, encoder_sizes
+from pegboard_model_ultravox.sizes import Stacking, encoder_sizes
 from pegboard_models.language import WithLanguageModel, root_of
 from pegboard_models.whisper_encoder import WhisperEncoder
 
@@ -22,7 +22,6 @@ class Ultravox(WithLanguageModel):
     """The encoder is built only where prompts are embedded."""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        check_part(config, "text")
         text = config.get("text_config")
         if isinstance(text, Mapping) and text.get("text_config"):
             raise ModelError(

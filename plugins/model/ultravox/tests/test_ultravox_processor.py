@@ -128,7 +128,6 @@ def test_values_that_do_not_fit(tmp_path: Path, name: str, value: Any) -> None:
     [
         ({"audio_token_index": -1}, "expected the id of a token"),
         ({"stack_factor": "a"}, "stack_factor='a'; expected a whole number"),
-        ({"audio_config": None, "audio_model_id": "openai/whisper-tiny"}, "no audio_config"),
     ],
 )
 def test_configs_that_are_wrong(tmp_path: Path, config: Mapping[str, Any], message: str) -> None:
