@@ -21,11 +21,13 @@ import test_blip2_parity
 import test_chameleon_parity
 import test_fuyu_parity
 import test_glm4v_parity
+import test_kimi_vl_parity
 import test_llama4_media_parity
 import test_media_sizes
 import test_qwen3_vl_parity
 import test_qwen_omni_parity
 import test_siglip_parity
+import test_ultravox_parity
 import test_video_parity
 from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from tiny_media import built_model
@@ -70,9 +72,11 @@ FAMILIES: dict[str, Callable[[Path], object]] = {
     "chameleon": test_chameleon_parity.write,
     "fuyu": test_fuyu_parity.write,
     "glm4v": lambda folder: test_glm4v_parity.write(folder, "glm4v"),
+    "kimi_vl": test_kimi_vl_parity.write,
     "llama4": test_llama4_media_parity.write,
     "qwen3_vl": lambda folder: test_qwen3_vl_parity.write(folder, "qwen3_vl"),
     "siglip": test_siglip_parity.write,
+    "ultravox": test_ultravox_parity.write,
     "whisper": write_whisper,
 }
 

@@ -13,6 +13,7 @@ from pegboard.layers import Build
 
 ARCHITECTURES = {
     "aria_text": "AriaTextForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
