@@ -33,6 +33,7 @@ NEEDS_EXTRA = {
     ("pegboard-models", "audio"): ("pegboard_models.log_mel",),
     ("pegboard-testing", "images"): (
         "pegboard_testing.contract_multimodal_processor",
+        "pegboard_testing.deepseek_images",
         "pegboard_testing.media_peers",
         "pegboard_testing.video_peers",
     ),

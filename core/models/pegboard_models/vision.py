@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -102,31 +103,58 @@ class Patches(nn.Module):
         return vectors + given["position_embedding.weight"]
 
 
+@dataclass(frozen=True)
+class LayerNames:
+    """What a checkpoint calls the modules of a layer. attention, feed_forward: the parents of the
+    others. qkv: see `QKVLinear`."""
+
+    norms: tuple[str, str] = ("layer_norm1", "layer_norm2")
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    out: str = "out_proj"
+    feed_forward: str = "mlp"
+    linears: tuple[str, str] = ("fc1", "fc2")
+
+
+TIMM = LayerNames(("norm1", "norm2"), "attn", ("qkv",), "proj")
+"""The names of timm, a library of vision models."""
+
+
 class VisionLayer(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)). Positions of an item attend to all of
-    it."""
+    it. names: None = those of transformers."""
 
-    def __init__(self, build: Build, sizes: VisionSizes) -> None:
+    def __init__(self, build: Build, sizes: VisionSizes, names: LayerNames | None = None) -> None:
         super().__init__()
+        names = names or LayerNames()
         size = sizes.hidden_size
         heads = sizes.num_heads
-        attention = build.at("self_attn")
-        self.attention_norm = LayerNorm(build.at("layer_norm1"), size, sizes.eps)
-        self.qkv = QKVLinear(attention, size, heads, heads, size // heads, bias=True)
-        self.out = Linear(attention.at("out_proj"), size, size, bias=True)
-        self.last_norm = LayerNorm(build.at("layer_norm2"), size, sizes.eps)
+        attention = build.at(names.attention)
+        self.attention_norm = LayerNorm(build.at(names.norms[0]), size, sizes.eps)
+        self.qkv = QKVLinear(
+            attention, size, heads, heads, size // heads, bias=True, names=names.qkv
+        )
+        self.out = Linear(attention.at(names.out), size, size, bias=True)
+        self.last_norm = LayerNorm(build.at(names.norms[1]), size, sizes.eps)
         width = sizes.intermediate_size
-        self.up = Linear(build.at("mlp").at("fc1"), size, width, bias=True)
-        self.down = Linear(build.at("mlp").at("fc2"), width, size, bias=True)
+        inner = build.at(names.feed_forward)
+        self.up = Linear(inner.at(names.linears[0]), size, width, bias=True)
+        self.down = Linear(inner.at(names.linears[1]), width, size, bias=True)
         self.activation = activation_of(sizes.activation)
 
     def forward(self, hidden: Tensor, count: int, seen: Tensor | None = None) -> Tensor:
         """[count · positions, hidden] → the same. count: items. seen: bool [count, 1, 1,
         positions], the positions that others attend to; None = all."""
-        split = [
-            part.unflatten(0, (count, -1)).transpose(1, 2)
-            for part in self.qkv(self.attention_norm(hidden))
-        ]
-        mixed = functional.scaled_dot_product_attention(*split, attn_mask=seen).transpose(1, 2)
-        hidden = hidden + self.out(mixed.reshape(hidden.shape))
+        hidden = hidden + self.attend(self.attention_norm(hidden), count, seen)
         return hidden + self.down(self.activation(self.up(self.last_norm(hidden))))
+
+    def attend(self, rows: Tensor, count: int, seen: Tensor | None = None) -> Tensor:
+        """Return the attention of each item to itself: [count · positions, hidden] → the same."""
+        split = [part.unflatten(0, (count, -1)).transpose(1, 2) for part in self.qkv(rows)]
+        mixed = self.mix(*split, seen).transpose(1, 2)
+        attended: Tensor = self.out(mixed.reshape(rows.shape))
+        return attended
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+        """[count, heads, positions, channels] of each → the same."""
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)

@@ -29,10 +29,11 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def with_text(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config with the text_config of the part that reads and writes, if it has another
-    name for it: a whole of several models (Qwen-Omni), or `llm_config` (InternVL). The text_config
-    gets what this part says beside it."""
-    if isinstance(config.get("llm_config"), Mapping):
-        return {"text_config": config["llm_config"], **config}
+    name for it: a whole of several models (Qwen-Omni), `llm_config` (InternVL), or
+    `language_config` (DeepSeek-VL2). The text_config gets what this part says beside it."""
+    for name in ("llm_config", "language_config"):
+        if isinstance(config.get(name), Mapping):
+            return {"text_config": config[name], **config}
     thinker = config.get("thinker_config")
     text = thinker.get("text_config") if isinstance(thinker, Mapping) else None
     if not isinstance(thinker, Mapping) or not isinstance(text, Mapping):

@@ -230,9 +230,10 @@ def test_a_whole_of_several_models(tmp_path: Path) -> None:
     assert checkpoint.dtype == "float16"
 
 
-def test_the_older_name_of_a_text_config(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llm_config", "language_config"])
+def test_other_names_of_a_text_config(tmp_path: Path, name: str) -> None:
     text = {"vocab_size": 9}
-    config = {"architectures": ["InternVLChatModel"], "llm_config": text, "torch_dtype": "float16"}
+    config = {"architectures": ["InternVLChatModel"], name: text, "torch_dtype": "float16"}
     checkpoint = LOADER.describe(write_model(tmp_path, {"w": torch.ones(1)}, config))
     assert checkpoint.config == {**config, "text_config": text}
     assert checkpoint.dtype == "float16"
