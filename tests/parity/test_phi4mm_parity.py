@@ -25,9 +25,12 @@ from tiny_media import (
     MEDIA_TEXT,
     MediaReference,
     Prompt,
+    add_adapter,
     built_model,
     check_media,
+    check_output,
     make_tokenizer,
+    open_media_llm,
     random_model,
 )
 from tiny_models import divide
@@ -37,6 +40,8 @@ from transformers.models.phi4_multimodal.feature_extraction_phi4_multimodal impo
     Phi4MultimodalFeatureExtractor,
 )
 
+from pegboard import SamplingParams
+from pegboard.errors import RequestError
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.media_peers import image_setup
 
@@ -338,7 +343,7 @@ def test_adapters(tmp_path: Path) -> None:
     """One for each modality, and none for text, as it is published."""
     before = write(tmp_path)
     after = write(tmp_path)
-    adapter = add_adapter(after.model, tmp_path, "model", "layers")
+    adapter = add_adapter(after.model, tmp_path, "model", "model.layers")
     publish(tmp_path)
     adapters = {"default_mm_loras": {"image": str(adapter)}, "max_loras": 1, "max_lora_rank": 8}
     params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)

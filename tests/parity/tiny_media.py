@@ -271,15 +271,16 @@ def write_llava(folder: Path, **config: Any) -> MediaReference:
     return MediaReference(folder, model, inputs)
 
 
-def add_adapter(model: Any, directory: Path, root: str) -> Path:
+def add_adapter(model: Any, directory: Path, root: str, part: str = "language_model") -> Path:
     """Write a LoRA adapter of a model's language model, add what it means to the model, and return
-    its folder. root: what the adapter calls the language model."""
+    its folder. root: what the adapter calls the language model. part: in the names of its layers in
+    transformers."""
     folder = directory / "adapter"
     folder.mkdir()
     random = torch.Generator().manual_seed(1)
     tensors = {}
     for name, weight in model.named_parameters():
-        if "language_model" in name and name.endswith(("q_proj.weight", "down_proj.weight")):
+        if part in name and name.endswith(("q_proj.weight", "qkv_proj.weight", "down_proj.weight")):
             rows, columns = weight.shape
             first = torch.randn(4, columns, generator=random) * 0.3
             second = torch.randn(rows, 4, generator=random) * 0.3
