@@ -23,8 +23,11 @@ from tiny_media import (
     Prompt,
     built_model,
     check_media,
+    check_output,
     language_model,
     make_tokenizer,
+    open_media_llm,
+    prompt,
     random_model,
     some_prompts,
 )
@@ -34,7 +37,9 @@ from torch.nn import functional
 from transformers.models.kimi_k25.configuration_kimi_k25 import Kimi_K25VisionConfig
 from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25VisionModel
 
+from pegboard import SamplingParams
 from pegboard.errors import ModelError
+from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build
 from pegboard_testing.media_peers import image_setup
 
@@ -230,6 +235,27 @@ def test_logits(reference: Reference, options: dict[str, Any]) -> None:
 def test_divided(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     divide(monkeypatch, 2, 2)
     check_media(reference, some_prompts(MARK))
+
+
+def test_a_chat(reference: Reference) -> None:
+    image = random_image(40, 20, seed=1)
+    parts = [{"type": "image_pil", "image_pil": image}, {"type": "text", "text": "w7 w8"}]
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+    with open_media_llm(reference.directory) as llm:
+        (output,) = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
+    check_output(reference, prompt(1, image, 7, 8, 3, mark=MARK), output.outputs[0], 1e-4)
+
+
+def test_rows_that_a_client_sends(reference: Reference) -> None:
+    image = random_image(13, 50, seed=2)
+    one = prompt(5, image, 6, mark=MARK)
+    arrays = reference.processor.process("image", image, {}).arrays.values()
+    rows = reference.rows(*(torch.from_numpy(each) for each in arrays))
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+    sent = {**one, "multi_modal_data": {"image": rows[None]}}
+    with open_media_llm(reference.directory, enable_mm_embeds=True) as llm:
+        (output,) = llm.generate([sent], params, use_tqdm=False)
+    check_output(reference, one, output.outputs[0], 1e-4)
 
 
 def test_a_text_config_without_a_model_type(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@ written out here."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 import transformers
 from hypothesis import given, settings
@@ -28,6 +31,7 @@ from tiny_media import (
     Prompt,
     built_model,
     check_media,
+    check_output,
     language_model,
     make_tokenizer,
     open_media_llm,
@@ -39,6 +43,7 @@ from torch.nn import functional
 
 from pegboard import SamplingParams
 from pegboard.errors import ModelError
+from pegboard_media.audio import resample
 from pegboard_testing.fake_build import fake_build
 from pegboard_testing.media_peers import image_setup
 
@@ -317,6 +322,32 @@ def test_logits(reference: Reference, options: dict[str, Any]) -> None:
 def test_divided(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     divide(monkeypatch, 2, 2)
     check_media(reference, some_prompts())
+
+
+def test_a_chat(reference: Reference) -> None:
+    """The samples of a file with another rate are resampled."""
+    samples = tone(4_000, 3)
+    content = io.BytesIO()
+    soundfile.write(content, samples, 8_000, format="WAV", subtype="FLOAT")
+    data = base64.b64encode(content.getvalue()).decode()
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+        {"type": "text", "text": "w7 w8"},
+    ]
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+    with open_media_llm(reference.directory) as llm:
+        (output,) = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
+    one = prompt(1, resample(samples, 8_000, RATE), 7, 8, 3)
+    check_output(reference, one, output.outputs[0], 1e-4)
+
+
+def test_rows_that_a_client_sends(reference: Reference) -> None:
+    samples = tone(20_000, 4)
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=-1, ignore_eos=True)
+    sent = {**prompt(5, samples, 6), "multi_modal_data": {"audio": reference.rows(samples)[None]}}
+    with open_media_llm(reference.directory, enable_mm_embeds=True) as llm:
+        (output,) = llm.generate([sent], params, use_tqdm=False)
+    check_output(reference, prompt(5, samples, 6), output.outputs[0], 1e-4)
 
 
 def test_a_mark_without_an_embedding(tmp_path: Path) -> None:

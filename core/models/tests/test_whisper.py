@@ -85,6 +85,21 @@ def test_masked_items(counts: list[int]) -> None:
         torch.testing.assert_close(one, expected[:count], rtol=0, atol=1e-4)
 
 
+@torch.no_grad()
+@given(st.lists(POSITIONS, min_size=1, max_size=4))
+@settings(max_examples=20, deadline=None)
+def test_features_behind_the_mask(counts: list[int]) -> None:
+    """All features are computed, and attend to the first ones of their item."""
+    theirs, ours = encoders()
+    given_items = mels([30] * len(counts))
+    mask = torch.zeros(len(counts), 1, 30, 30)
+    for row, count in zip(mask, counts, strict=True):
+        row[:, :, count:] = -torch.inf
+    expected = hidden_with_mask(theirs, torch.stack(given_items), mask)
+    features = ours.forward(given_items, attended=counts)
+    torch.testing.assert_close(torch.stack(features), expected, rtol=0, atol=1e-4)
+
+
 def hidden_with_mask(theirs: Any, given_items: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of transformers' layers with a mask, which its encoder does not take."""
     hidden = torch.nn.functional.gelu(theirs.conv1(given_items))

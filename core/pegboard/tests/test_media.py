@@ -145,6 +145,17 @@ def test_items_take_the_places_of_their_placeholders(make_builder: MakeBuilder) 
     assert (array.dtype, array.shape, len(array.data)) == ("int32", (5,), 20)
 
 
+def test_a_placeholder_may_be_out_of_the_vocabulary(make_builder: MakeBuilder) -> None:
+    """ "i" is, and so is "x", which is in no placeholder."""
+    builder = make_builder()
+    builder.plan = replace(builder.plan, vocab_size=ord("i"))
+    image = {"multi_modal_data": {"image": "AB"}}
+    request = built(builder, {"prompt_token_ids": [*b"A<i>"], **image})
+    assert request.prompt_token_ids == [*b"AAB"]
+    with pytest.raises(RequestError, match=r"token id 120 is out of vocabulary \(size 105\)"):
+        built(builder, {"prompt_token_ids": [*b"<i>x"], **image})
+
+
 def test_items_before_the_prompt(make_builder: MakeBuilder) -> None:
     """They need no placeholder, and those of other modalities do."""
     builder = make_builder("First")
