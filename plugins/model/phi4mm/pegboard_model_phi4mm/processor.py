@@ -63,7 +63,7 @@ class Phi4MMProcessor:
 
     def rewritten(self, text: str) -> str:
         """Write the placeholders with numbers as tokens."""
-        return NUMBERED.sub(lambda found: self.texts[found[1]], text)
+        return NUMBERED.sub(lambda match: self.texts[match[1]], text)
 
     def inputs(
         self, token_ids: Sequence[int], items: Sequence[PlacedItem]
