@@ -3,6 +3,7 @@ its logits with images, and what is refused."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -273,8 +274,11 @@ def test_divided(reference: RowsReference, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_image_in_one_tile(tmp_path: Path) -> None:
-    """The whole image, and the same as a tile: 6 rows, the separator, 6 rows."""
+    """The whole image, and the same as a tile: 6 rows, the separator, 6 rows. As in the published
+    config, no architecture is named."""
     write(tmp_path)
+    config = {name: value for name, value in config_of().items() if name != "architectures"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     one = prompt(4, random_image(40, 20), 5, mark=MARK)
     with open_media_llm(tmp_path) as llm:
         (cut,) = llm.generate([one], use_tqdm=False)
