@@ -19,6 +19,7 @@ from tiny_deepseek import (
     IMAGE,
     MARK,
     RowsReference,
+    check_odd_values,
     language_config,
     randomize,
     write_published,
@@ -326,6 +327,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("", {"tile_tag": "1D"}, "tile_tag='1D'; only '2D' is supported"),
     ("", {"global_view_pos": "tail"}, "global_view_pos='tail'; only 'head' is supported"),
     ("vision_config", {"width": 768}, "has width=768; expected an object"),
+    ("vision_config", {"image_size": 15}, "image_size=15; expected at least a patch of 16 pixels"),
     ("vision_config", {"image_size": 0}, "image_size=0; expected a whole number from 1 on"),
     ("sam_vit_b", {"global_attn_indexes": [3]}, "[3]; expected numbers of layers from 0 to 2"),
     ("sam_vit_b", {"downsample_channels": [8]}, "[8]; expected two whole numbers"),
@@ -347,3 +349,7 @@ def test_configs_that_are_refused(place: str, values: dict[str, Any], message: s
     config = {**config, **(values if not place else {place: {**config[place], **values}})}
     with pytest.raises(ModelError, match=re.escape(message)):
         DeepseekOCR(config, fake_build(stored=["model.layers.0.x"], models=language_model))
+
+
+def test_odd_values() -> None:
+    check_odd_values(DeepseekOCR, config_of(), ["model.layers.0.x"])

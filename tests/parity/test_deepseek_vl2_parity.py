@@ -22,6 +22,7 @@ from tiny_deepseek import (
     MARK,
     PUBLISHED,
     RowsReference,
+    check_odd_values,
     language_config,
     randomize,
     write_published,
@@ -296,6 +297,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("vision_config", {"global_pool": "avg"}, "global_pool='avg'; only 'map' is supported"),
     ("vision_config", {"heads": 5}, "hidden_size=24, which is not a multiple of"),
     ("vision_config", {"width": {"clip": 3}}, "has width={'clip': 3}; expected a whole number"),
+    ("vision_config", {"image_size": 3}, "image_size=3; expected at least a patch of 4 pixels"),
     ("vision_config", {"mlp_ratio": 0}, "mlp_ratio=0; expected a positive number"),
     ("projector_config", {"projector_type": "identity"}, "='identity'; expected downsample_mlp_ge"),
     ("projector_config", {"token_pooling": True}, "token_pooling=True; only False is supported"),
@@ -319,3 +321,7 @@ def test_configs_that_are_refused(place: str, values: dict[str, Any], message: s
         config[place] = {**config[place], **values}
     with pytest.raises(ModelError, match=re.escape(message)):
         DeepseekVL2(config, fake_build(models=language_model))
+
+
+def test_odd_values() -> None:
+    check_odd_values(DeepseekVL2, config_of(), ["language.model.layers.0.x"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pegboard.errors import ModelError, RequestError
-from pegboard.interfaces.multimodal_processor import Processed
+from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup, Processed
 from pegboard_model_deepseek_vl.images import blamed_on, changed, check_same, tiles_of
 from pegboard_model_deepseek_vl.ocr_sizes import (
     PATCH,
@@ -18,7 +18,7 @@ from pegboard_model_deepseek_vl.ocr_sizes import (
     ocr_projector_of,
     rows_of_side,
 )
-from pegboard_model_deepseek_vl.processor import MarkedProcessor
+from pegboard_model_deepseek_vl.processor import MarkedImages
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,11 +35,14 @@ STRETCHED = 640
 """Without tiles, images of at most this size are stretched, and larger ones keep their shape."""
 
 
-class DeepseekOCRProcessor(MarkedProcessor):
+class DeepseekOCRProcessor(MarkedImages):
     """A large image is seen in tiles and as a whole, a small one as a whole. Each line of rows ends
     with one more row, and so does the image."""
 
-    def read(self, config: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
+        super().__init__(setup)
+        config = setup.checkpoint.config
+        values = self.values
         sizes = OcrSizes.of(config)
         ocr_projector_of(config, sizes)
         check_same(values, {"patch_size": PATCH, "downsample_ratio": SHRINK})

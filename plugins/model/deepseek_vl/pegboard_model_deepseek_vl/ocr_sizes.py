@@ -11,6 +11,7 @@ from pegboard.errors import ModelError
 from pegboard_model_deepseek_vl.sizes import (
     ProjectorSizes,
     check_form,
+    check_grid,
     numbers,
     projector_of,
     section,
@@ -72,12 +73,15 @@ class OcrSizes:
             raise wrong_channels(channels, "two whole numbers from 1 on")
         if channels[1] != width:
             raise wrong_channels(channels, f"the last one to be the width of CLIP, {width}")
-        return cls(
+        sizes = cls(
             sam=tower("siglip_vision_model", {**sam_values, **sides}, "gelu", 1e-6),
             clip=tower("clip_vision_model", clip_values, "quick_gelu", 1e-5),
             whole=frozenset(whole),
             channels=(channels[0], channels[1]),
         )
+        check_grid("vision_config", sizes.sam)
+        check_grid("clip-l-14-224", sizes.clip)
+        return sizes
 
 
 def tower(kind: str, values: Mapping[str, Any], activation: str, eps: float) -> VisionSizes:
