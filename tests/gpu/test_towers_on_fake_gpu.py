@@ -19,6 +19,7 @@ import test_audio_parity
 import test_bidirectional_parity
 import test_blip2_parity
 import test_chameleon_parity
+import test_deepseek_ocr_parity
 import test_deepseek_vl2_parity
 import test_fuyu_parity
 import test_glm4v_parity
@@ -72,6 +73,7 @@ FAMILIES: dict[str, Callable[[Path], object]] = {
     "paligemma": test_bidirectional_parity.paligemma,
     "blip2": test_blip2_parity.write,
     "chameleon": test_chameleon_parity.write,
+    "deepseek_ocr": test_deepseek_ocr_parity.write,
     "deepseek_vl2": test_deepseek_vl2_parity.write,
     "fuyu": test_fuyu_parity.write,
     "glm4v": lambda folder: test_glm4v_parity.write(folder, "glm4v"),

@@ -3,6 +3,7 @@ its logits with images, and what is refused."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from tiny_deepseek import (
     MARK,
     PUBLISHED,
     RowsReference,
+    check_odd_values,
     language_config,
     randomize,
     write_published,
@@ -273,8 +275,11 @@ def test_divided(reference: RowsReference, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_image_in_one_tile(tmp_path: Path) -> None:
-    """The whole image, and the same as a tile: 6 rows, the separator, 6 rows."""
+    """The whole image, and the same as a tile: 6 rows, the separator, 6 rows. As in the published
+    config, no architecture is named."""
     write(tmp_path)
+    config = {name: value for name, value in config_of().items() if name != "architectures"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     one = prompt(4, random_image(40, 20), 5, mark=MARK)
     with open_media_llm(tmp_path) as llm:
         (cut,) = llm.generate([one], use_tqdm=False)
@@ -292,6 +297,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("vision_config", {"global_pool": "avg"}, "global_pool='avg'; only 'map' is supported"),
     ("vision_config", {"heads": 5}, "hidden_size=24, which is not a multiple of"),
     ("vision_config", {"width": {"clip": 3}}, "has width={'clip': 3}; expected a whole number"),
+    ("vision_config", {"image_size": 3}, "image_size=3; expected at least a patch of 4 pixels"),
     ("vision_config", {"mlp_ratio": 0}, "mlp_ratio=0; expected a positive number"),
     ("projector_config", {"projector_type": "identity"}, "='identity'; expected downsample_mlp_ge"),
     ("projector_config", {"token_pooling": True}, "token_pooling=True; only False is supported"),
@@ -315,3 +321,7 @@ def test_configs_that_are_refused(place: str, values: dict[str, Any], message: s
         config[place] = {**config[place], **values}
     with pytest.raises(ModelError, match=re.escape(message)):
         DeepseekVL2(config, fake_build(models=language_model))
+
+
+def test_odd_values() -> None:
+    check_odd_values(DeepseekVL2, config_of(), ["language.model.layers.0.x"])

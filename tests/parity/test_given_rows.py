@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import test_aria_parity
 import test_audio_parity
+import test_deepseek_vl2_parity
 import test_mistral3_parity
 import test_tiles_parity
 import torch
@@ -93,13 +94,23 @@ def write_aria(folder: Path) -> str:
     return test_aria_parity.MARK
 
 
+def write_deepseek_vl2(folder: Path) -> str:
+    test_deepseek_vl2_parity.write(folder)
+    return test_deepseek_vl2_parity.MARK
+
+
 SOUND = np.random.default_rng(3).standard_normal(8000).astype(np.float32), 16_000
 
 
 @pytest.mark.one_rank
 @pytest.mark.parametrize(
     ("write", "modality", "item"),
-    [(write_audio, "audio", SOUND), (write_internvl, "image", WIDE), (write_aria, "image", WIDE)],
+    [
+        (write_audio, "audio", SOUND),
+        (write_internvl, "image", WIDE),
+        (write_aria, "image", WIDE),
+        (write_deepseek_vl2, "image", WIDE),
+    ],
 )
 def test_other_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any, modality: str, item: Any

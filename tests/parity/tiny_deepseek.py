@@ -3,6 +3,7 @@ the names of published checkpoints, and the comparison of what follows rows of i
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_media import MediaReference, Prompt, make_tokenizer
+from tiny_media import language_model as our_language
 from tiny_models import SIZES, VOCAB_SIZE, make_model
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+
+from pegboard.errors import ModelError
+from pegboard_testing.fake_build import fake_build
 
 MARK = "<image>"
 IMAGE = 100
@@ -139,3 +144,32 @@ def write_published(
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "processor_config.json").write_text(json.dumps(values))
     make_tokenizer([MARK], MARK).save_pretrained(folder)
+
+
+ODD: list[Any] = [None, [1], {}, {"a": 1}, "text", True, 0.5, -1.5, float("nan"), float("inf"), 7]
+READ = ("architectures", "model_type", "use_mla", "lm_head", "rm_head", "head_dim", "topk_method")
+
+
+def check_odd_values(kind: Any, config: Mapping[str, Any], stored: Sequence[str]) -> None:
+    """Check that an odd value anywhere is a ModelError, if anything. kind: our model. stored: names
+    of tensors."""
+    places: list[tuple[str, ...]] = [(name,) for name in config]
+    places += [("language_config", name) for name in READ]
+    pending: list[tuple[str, ...]] = [("vision_config",), ("projector_config",)]
+    while pending:
+        place = pending.pop()
+        inner: Any = config
+        for name in place:
+            inner = inner[name]
+        if isinstance(inner, Mapping):
+            pending += [(*place, name) for name in inner]
+        places.append(place)
+    for place in places:
+        for value in ODD:
+            changed = json.loads(json.dumps(config))
+            inner = changed
+            for name in place[:-1]:
+                inner = inner[name]
+            inner[place[-1]] = value
+            with contextlib.suppress(ModelError):
+                kind(changed, fake_build(stored=stored, models=our_language))

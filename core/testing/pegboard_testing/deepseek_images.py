@@ -61,3 +61,35 @@ def vl2_views(image: Any, side: int, candidates: Any, *, cropping: bool) -> Any:
     width, height = best_resolution(image.size, candidates) if cropping else (side, side)
     views = [padded(image, side, side), *squares(padded(image, width, height), side)]
     return transformed(views), (height // side, width // side)
+
+
+def ocr_grid(size: tuple[int, int], side: int, least: int, most: int) -> tuple[int, int]:
+    """Return the tiles of DeepSeek-OCR, (beside, below each other)."""
+    grids = {
+        (i, j)
+        for n in range(least, most + 1)
+        for i in range(1, n + 1)
+        for j in range(1, n + 1)
+        if least <= i * j <= most
+    }
+    chosen = (1, 1)
+    nearest = float("inf")
+    for grid in sorted(grids, key=lambda pair: pair[0] * pair[1]):
+        distance = abs(size[0] / size[1] - grid[0] / grid[1])
+        if distance < nearest:
+            chosen = grid
+            nearest = distance
+        elif distance == nearest and size[0] * size[1] > 0.5 * side * side * grid[0] * grid[1]:
+            chosen = grid
+    return chosen
+
+
+def ocr_views(image: Any, base: int, side: int, most: int = 6) -> Any:
+    """Return the views of DeepSeek-OCR with tiles: the whole image float32 [3, base, base], the
+    tiles float32 [tiles, 3, side, side] or None, and (tiles below, tiles beside each other)."""
+    whole = transformed([padded(image, base, base)])[0]
+    if image.width <= side and image.height <= side:
+        return whole, None, (1, 1)
+    columns, lines = ocr_grid(image.size, side, 2, most)
+    tiles = squares(image.resize((side * columns, side * lines)), side)
+    return whole, transformed(tiles), (lines, columns)

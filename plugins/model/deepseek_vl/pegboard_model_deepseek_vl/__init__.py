@@ -1,1 +1,1 @@
-"""DeepSeek-VL2: language models that read images."""
+"""DeepSeek-VL2 and DeepSeek-OCR: language models that read images."""

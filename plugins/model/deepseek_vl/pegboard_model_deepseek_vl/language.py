@@ -17,8 +17,8 @@ KINDS = ("deepseek", *LATENT)
 def with_language(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with a `text_config` that names the architecture of the language model.
     Raises ModelError for a model that cannot be built."""
-    names = ("text_config", "language_config")
-    given = next((config[name] for name in names if isinstance(config.get(name), Mapping)), None)
+    places = ("text_config", "language_config")
+    given = next((config[name] for name in places if isinstance(config.get(name), Mapping)), None)
     kind = (given or {}).get("model_type", "deepseek_v2")
     if given is None or kind not in KINDS:
         raise ModelError(
@@ -38,8 +38,9 @@ def with_language(config: Mapping[str, Any]) -> dict[str, Any]:
             language.pop("head_dim", None)
         architecture = PLAIN
     else:
-        asked = language.get("architectures") or []
-        stated = [name for name in asked if name in LATENT.values()]
+        asked = language.get("architectures")
+        names = asked if isinstance(asked, list | tuple) else ()
+        stated = [name for name in names if name in LATENT.values()]
         architecture = stated[0] if stated else LATENT[kind]
     return {**config, "text_config": {**language, "architectures": [architecture]}}
 

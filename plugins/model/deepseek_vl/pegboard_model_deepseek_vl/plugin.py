@@ -13,3 +13,13 @@ DEEPSEEK_VL2_PROCESSOR = MultiModalProcessorSpec(
     implementation="pegboard_model_deepseek_vl.processor:DeepseekVL2Processor",
     modalities=("image",),
 )
+DEEPSEEK_OCR = ModelSpec(
+    api="1.0",
+    implementation="pegboard_model_deepseek_vl.deepseek_ocr:DeepseekOCR",
+    flags=DEEPSEEK_VL2.flags,
+)
+DEEPSEEK_OCR_PROCESSOR = MultiModalProcessorSpec(
+    api="1.0",
+    implementation="pegboard_model_deepseek_vl.ocr_processor:DeepseekOCRProcessor",
+    modalities=("image",),
+)

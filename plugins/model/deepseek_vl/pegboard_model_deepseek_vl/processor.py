@@ -32,18 +32,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class MarkedProcessor:
-    """All tokens of an image are those of its mark."""
+class MarkedImages:
+    """Images whose tokens are all those of their mark. values: what the checkpoint's files say of
+    images."""
 
-    def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
-        values = file_values(setup.checkpoint)
-        self.mark = mark_of(values)
+    def __init__(self, setup: MultiModalProcessorSetup) -> None:
+        self.values = file_values(setup.checkpoint)
+        self.mark = mark_of(self.values)
         self.token = token_id(setup.tokenizer, self.mark)
-        self.colors = Colors.of(values)
-        self.read(setup.checkpoint.config, values)
-
-    def read(self, config: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Read what an image becomes. values: those of the checkpoint's files about images."""
+        self.colors = Colors.of(self.values)
 
     def placeholder(self, modality: str) -> Placeholder:
         return Placeholder(self.mark, (self.token,))
@@ -52,11 +49,14 @@ class MarkedProcessor:
         return Processed([self.token] * num_rows, {})
 
 
-class DeepseekVL2Processor(MarkedProcessor):
+class DeepseekVL2Processor(MarkedImages):
     """An image is seen as a whole and as tiles. Each line of rows ends with one more row, and one
     row is between the whole and the tiles."""
 
-    def read(self, config: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
+        super().__init__(setup)
+        config = setup.checkpoint.config
+        values = self.values
         tower = tower_of(config)
         projector = projector_of(config, tower.hidden_size)
         is_head(config)

@@ -3,6 +3,7 @@ torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,7 @@ def numbers(
     values = {name: given.get(name, default) for name, default in defaults.items()}
     for name, default in defaults.items():
         kinds = (int, float) if type(default) is float else (int,)
-        if type(values[name]) not in kinds or values[name] <= 0:
+        if type(values[name]) not in kinds or not 0 < values[name] < math.inf:
             expected = "a positive number" if type(default) is float else "a whole number from 1 on"
             raise ModelError(
                 f"the checkpoint's {place} has {name}={values[name]!r}; expected {expected}"
@@ -98,7 +99,18 @@ def tower_of(config: Mapping[str, Any]) -> VisionSizes:
         "image_size": values["image_size"],
         "patch_size": values["patch_size"],
     }
-    return VisionSizes.of({**sizes, "model_type": "siglip_vision_model"})
+    tower = VisionSizes.of({**sizes, "model_type": "siglip_vision_model"})
+    check_grid("vision_config", tower)
+    return tower
+
+
+def check_grid(place: str, tower: VisionSizes) -> None:
+    """Raise ModelError if an image has no patches. place: where the checkpoint has the sizes."""
+    if tower.grid < 1:
+        raise ModelError(
+            f"the checkpoint's {place} has image_size={tower.image_size}; expected at least a patch"
+            f" of {tower.patch_size} pixels"
+        )
 
 
 def projector_of(config: Mapping[str, Any], width: int) -> ProjectorSizes:

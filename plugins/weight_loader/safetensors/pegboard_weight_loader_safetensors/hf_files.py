@@ -12,6 +12,8 @@ from pegboard.data.checkpoint_file import read_object, read_text
 from pegboard.errors import ModelError
 
 _BESIDE = ("eos_token_id", "dtype", "torch_dtype")
+_UNNAMED = {"deepseek_vl_v2": ("DeepseekVLV2ForCausalLM",)}
+"""The architectures of configs that name none, by their model_type."""
 
 
 def read_optional(path: Path) -> dict[str, Any]:
@@ -74,9 +76,11 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
-    """Return `architectures` of a config, or () if it names none. Raises ModelError if it is not a
-    list of names."""
+    """Return `architectures` of a config, or () if it names none and its model_type has no usual
+    one. Raises ModelError if it is not a list of names."""
     names = config.get("architectures") or []
+    if not names:
+        return _UNNAMED.get(str(config.get("model_type")), ())
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError(
             f"{directory / 'config.json'} has architectures {names!r}, expected a list of class "

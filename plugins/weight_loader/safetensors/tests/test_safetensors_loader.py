@@ -239,6 +239,13 @@ def test_other_names_of_a_text_config(tmp_path: Path, name: str) -> None:
     assert checkpoint.dtype == "float16"
 
 
+def test_the_architecture_of_a_config_that_names_none(tmp_path: Path) -> None:
+    """Published configs of DeepSeek-VL2."""
+    for name, expected in (("deepseek_vl_v2", ("DeepseekVLV2ForCausalLM",)), ("llama", ())):
+        folder = write_model(tmp_path, {"w": torch.ones(1)}, {"model_type": name})
+        assert LOADER.describe(folder).architectures == expected
+
+
 def test_main_type_is_taken_from_the_weights_when_the_config_is_silent(tmp_path: Path) -> None:
     tensors = {
         "a": torch.ones(9, dtype=torch.bfloat16),
