@@ -284,6 +284,9 @@ def test_an_image_in_one_tile(tmp_path: Path) -> None:
     with open_media_llm(tmp_path) as llm:
         (cut,) = llm.generate([one], use_tqdm=False)
         (whole,) = llm.generate([{**one, "mm_processor_kwargs": {"cropping": False}}])
+        images = [random_image(40, 20, seed) for seed in range(3)]
+        (many,) = llm.generate([prompt(*images, mark=MARK)], use_tqdm=False)
+    assert many.prompt_token_ids.count(IMAGE) == 3 * 13
     assert [output.prompt_token_ids.count(IMAGE) for output in (cut, whole)] == [6 + 1 + 10, 13]
 
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import test_aria_parity
 import test_audio_parity
+import test_deepseek_ocr_parity
 import test_deepseek_vl2_parity
 import test_mistral3_parity
+import test_phi4mm_parity
 import test_tiles_parity
 import torch
 from tiny_media import (
@@ -99,6 +101,16 @@ def write_deepseek_vl2(folder: Path) -> str:
     return test_deepseek_vl2_parity.MARK
 
 
+def write_deepseek_ocr(folder: Path) -> str:
+    test_deepseek_ocr_parity.write(folder)
+    return test_deepseek_ocr_parity.MARK
+
+
+def write_phi4mm(folder: Path) -> str:
+    test_phi4mm_parity.write(folder)
+    return test_phi4mm_parity.MARKS[0]
+
+
 SOUND = np.random.default_rng(3).standard_normal(8000).astype(np.float32), 16_000
 
 
@@ -110,6 +122,8 @@ SOUND = np.random.default_rng(3).standard_normal(8000).astype(np.float32), 16_00
         (write_internvl, "image", WIDE),
         (write_aria, "image", WIDE),
         (write_deepseek_vl2, "image", WIDE),
+        (write_deepseek_ocr, "image", WIDE),
+        (write_phi4mm, "image", WIDE),
     ],
 )
 def test_other_models(

@@ -80,6 +80,15 @@ class First(Processor):
             return Placeholder("", tuple(b"ok"), is_first=True, ending=tuple(b"!?"))
         return Processor.placeholder(self, modality)
 
+class Counted(Processor):
+    """Of two images, each has one row."""
+
+    def counted_options(self, counts):
+        return {"most": 1} if counts.get("image", 0) > 1 else {}
+
+    def process(self, modality, value, options):
+        return Processor.process(self, modality, value[: options.get("most")], options)
+
 class Padding(Processor):
     """Texts have ten tokens."""
 
@@ -104,9 +113,15 @@ def make_builder(fake_distributions: FakeDistributions) -> MakeBuilder:
             ("acme_media", "Processor"),
             ("acme_first", "First"),
             ("acme_padding", "Padding"),
+            ("acme_counted", "Counted"),
         )
     }
-    names = {"Echo": "acme_media", "First": "acme_first", "Padding": "acme_padding"}
+    names = {
+        "Echo": "acme_media",
+        "First": "acme_first",
+        "Padding": "acme_padding",
+        "Counted": "acme_counted",
+    }
     entry = {"multimodal_processor": {name: f"{module}:SPEC" for name, module in names.items()}}
     fake_distributions.add("acme-media", entry, {**specs, "acme_media_code": SOURCE})
     registry = Registry(fake_distributions.scan())
@@ -406,6 +421,18 @@ def test_beams_write_no_placeholders(make_builder: MakeBuilder, name: str) -> No
     )
     sizes = first.token_inputs["sizes"]
     assert request.token_inputs == {"sizes": [*sizes, *[0] * len(written)]}
+
+
+def test_options_that_depend_on_how_many_items_there_are(make_builder: MakeBuilder) -> None:
+    builder = make_builder("Counted")
+    cases = [
+        (data("<i>", ["ab"]), b"ab"),
+        (data("<i><i>", ["ab", "cd"]), b"ac"),
+        (data("<i>", ["ab"]), b"ab"),
+        ({**data("<i><i>", ["ab", "cd"]), "mm_processor_kwargs": {"most": 2}}, b"abcd"),
+    ]
+    for prompt, expected in cases:
+        assert built(builder, prompt).prompt_token_ids == [BOS, *expected]
 
 
 def test_vectors_of_items(make_builder: MakeBuilder) -> None:

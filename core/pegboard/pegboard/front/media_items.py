@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -47,6 +47,7 @@ class Items:
         model: str,
     ) -> None:
         self._processor = processor
+        self._counted = getattr(processor, "counted_options", lambda counts: {})
         self._plugin = plugin
         self._model = model.encode()
         self._options = dict(config.mm_processor_kwargs or {})
@@ -69,7 +70,9 @@ class Items:
         requests with the same salt."""
         if isinstance(source.value, PromptEmbeds):
             return self._given(source, source.value)
-        options = {**self._options, **prompt.media_options}
+        counts = Counter(each.modality for each in prompt.media)
+        with blame(self._plugin):
+            options = {**self._counted(counts), **self._options, **prompt.media_options}
         how = msgspec.json.encode(options, order="sorted", enc_hook=repr)
         kind = source.modality.encode()
         if source.uuid is not None:

@@ -133,6 +133,14 @@ class PadsTexts(Protocol):
         """Return the tokens of a prompt without items, with those that the model also reads."""
 
 
+class CountsItems(Protocol):
+    """An addition to the MultiModalProcessor, for models that see less of an item among others."""
+
+    def counted_options(self, counts: Mapping[str, int]) -> Mapping[str, Any]:
+        """Return options of `process` for the items of a prompt. counts: modality → number. Options
+        that were given are used in place of them."""
+
+
 class RewritesTexts(Protocol):
     """An addition to the MultiModalProcessor, for models whose placeholders have several forms."""
 

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+MOST_CUT = 2
+"""The most images of a prompt that are cut into tiles."""
+
+
 class MarkedImages:
     """Images whose tokens are all those of their mark. values: what the checkpoint's files say of
     images."""
@@ -76,6 +80,9 @@ class DeepseekVL2Processor(MarkedImages):
             raise wrong(name, asked, f"pairs of multiples of the tower's image_size={self.size}")
         resolutions = tuple((height, width) for width, height in asked)
         self.tiling = Tiling(resolutions, self.size, self.side)
+
+    def counted_options(self, counts: Mapping[str, int]) -> Mapping[str, Any]:
+        return {"cropping": False} if counts.get("image", 0) > MOST_CUT else {}
 
     def process(self, modality: str, value: "Image", options: Mapping[str, Any]) -> Processed:
         """The arrays are pixel_values, float32 [1 + tiles, 3, size, size], the whole image and its

@@ -88,7 +88,7 @@ class SamLayer(VisionLayer):
         shape = (2 * (window or sizes.grid) - 1, sizes.hidden_size // sizes.num_heads)
         self.tables = Parameters(build.at("attn"), dict.fromkeys(TABLES, shape))
 
-    def attend(self, rows: Tensor, count: int) -> Tensor:
+    def attend(self, rows: Tensor, count: int, seen: Tensor | None = None) -> Tensor:
         side = math.isqrt(len(rows) // count)
         window = self.window or side
         missing = -side % window
@@ -100,7 +100,7 @@ class SamLayer(VisionLayer):
         joined = mixed.view(shape).transpose(2, 3).flatten(3, 4).flatten(1, 2)
         return joined[:, :side, :side].reshape(rows.shape)
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
         count, heads, positions, _ = query.shape
         side = math.isqrt(positions)
         tables = [relative(self.tables[name], side) for name in TABLES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,13 +79,16 @@ class Phi4MMProcessor:
             )
         return {}
 
+    def place_rows(self, modality: str, num_rows: int) -> Processed:
+        return Processed([self.tokens[modality]] * num_rows, {})
+
     def process(self, modality: str, value: Any, options: Mapping[str, Any]) -> Processed:
         if modality == "image":
             return self.image(value, options)
         refuse_options(options)
         features = self.features(resample(*value, self.features.rate))
         count = self.sizes.num_rows(len(features))
-        return Processed([self.tokens[modality]] * count, {"input_features": features})
+        return replace(self.place_rows(modality, count), arrays={"input_features": features})
 
     def image(self, image: "Image", options: Mapping[str, Any]) -> Processed:
         """The arrays are pixel_values, float32 [3, height, width], of whole crops, and patches,
@@ -94,4 +98,4 @@ class Phi4MMProcessor:
         side = self.grid // MERGED
         count = lines * (columns + 1) + 1 + side * (side + 1)
         arrays = {"pixel_values": pixels, "patches": np.array(shown, np.int64)}
-        return Processed([self.tokens["image"]] * count, arrays)
+        return replace(self.place_rows("image", count), arrays=arrays)
