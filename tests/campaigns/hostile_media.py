@@ -53,7 +53,9 @@ while head := take(9):
     modality = {b"i": "image", b"a": "audio", b"v": "video"}[kind]
     started = time.perf_counter()
     try:
-        reader.read(MediaSource(modality=modality, value=take(size), path="file"))
+        item, _ = reader.read(MediaSource(modality=modality, value=take(size), path="file"))
+        if modality == "video":
+            item.sound()
         what = "read"
     except RequestError:
         what = "refused"
@@ -151,15 +153,25 @@ def recordings() -> Iterator[tuple[str, bytes]]:
 
 def videos() -> Iterator[tuple[str, bytes]]:
     pixels = np.random.default_rng(3).integers(0, 256, (6, 32, 48, 3), np.uint8)
-    for kind, codec in (("mp4", "mpeg4"), ("matroska", "vp8"), ("avi", "mjpeg")):
+    samples = np.random.default_rng(4).integers(-9000, 9000, (1, 2 * 9600), np.int16)
+    for kind, codec, track in (
+        ("mp4", "mpeg4", "aac"),
+        ("matroska", "vp8", "libopus"),
+        ("avi", "mjpeg", "pcm_s16le"),
+    ):
         file = io.BytesIO()
         with av.open(file, "w", format=kind) as container:
             stream: Any = container.add_stream(codec, rate=Fraction(10))
             stream.width, stream.height = 48, 32
             stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+            sound: Any = container.add_stream(track, rate=48_000, layout="stereo")
             for each in pixels:
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(each, format="rgb24")))
-            container.mux(stream.encode())
+            block = av.AudioFrame.from_ndarray(samples, format="s16", layout="stereo")
+            block.sample_rate = 48_000
+            container.mux(sound.encode(block))
+            for each in (stream, sound):
+                container.mux(each.encode())
         yield "video", file.getvalue()
 
 

@@ -35,7 +35,6 @@ from tiny_media import (
     check_media,
     language_model,
     make_tokenizer,
-    open_media_llm,
     random_model,
 )
 from tiny_models import divide
@@ -45,7 +44,7 @@ from transformers.models.qwen2_5_omni import processing_qwen2_5_omni as processi
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_omni_moe import processing_qwen3_omni_moe as processing_3
 
-from pegboard.errors import ModelError, RequestError
+from pegboard.errors import ModelError
 from pegboard_media.video import check_video
 from pegboard_models.deep_sizes import DEEP, DEEP_TAPS
 from pegboard_models.whisper_sizes import LARGE
@@ -437,14 +436,6 @@ def test_names_of_adapters(
 def test_tied_embeddings(kind: str, tmp_path: Path) -> None:
     reference = write(tmp_path, kind, tie_word_embeddings=True)
     check_media(reference, some_prompts(kind), num_tokens=3)
-
-
-def test_the_sound_of_a_video(kind: str, reference: MediaReference) -> None:
-    options = {"use_audio_in_video": True}
-    one = {**some_prompts(kind)[2], "mm_processor_kwargs": options}
-    refused = pytest.raises(RequestError, match="use_audio_in_video=True; the sound of a video")
-    with open_media_llm(reference.directory) as llm, refused:
-        llm.generate([one], use_tqdm=False)
 
 
 def test_only_the_first_stage_has_encoders(kind: str, reference: MediaReference) -> None:

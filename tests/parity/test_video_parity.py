@@ -4,14 +4,12 @@ are computed."""
 from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import av
 import pytest
 import test_qwen3_vl_parity as qwen3
 import test_qwen_vl_parity as qwen
@@ -41,7 +39,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 
 from pegboard import SamplingParams
 from pegboard_media.video import check_video
-from pegboard_testing.video_peers import random_video
+from pegboard_testing.video_peers import film_of, random_video
 
 VIDEO = IMAGE + 1
 
@@ -177,15 +175,9 @@ def test_frames_in_a_list(family: tuple[MediaReference, Any]) -> None:
 
 
 def film(frames: Any, rate: int) -> str:
-    """Return the data: URL of a video without losses."""
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format="matroska") as container:
-        stream = container.add_stream("ffv1", rate=rate)
-        stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "bgr0"
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
-    return "data:video/x-matroska;base64," + base64.b64encode(buffer.getvalue()).decode()
+    """Return the data: URL of a video."""
+    content = base64.b64encode(film_of(frames, rate)).decode()
+    return f"data:video/x-matroska;base64,{content}"
 
 
 def test_a_chat_with_a_file(family: tuple[MediaReference, Any]) -> None:

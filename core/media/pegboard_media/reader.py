@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from pegboard.errors import RequestError, brief
@@ -12,6 +13,7 @@ from pegboard_media.fetch import Fetcher
 from pegboard_media.images import check_image, decode_image
 from pegboard_media.limits import MAX_BYTES, Unusable
 from pegboard_media.options import read_options
+from pegboard_media.sound import decode_sound
 from pegboard_media.video import check_video, decode_video
 from pegboard_media.web import Connect, Resolve, connect_to, resolve_name
 
@@ -55,6 +57,7 @@ class Reader:
             return decode_audio(content), identity(content, "audio", "file")
         if modality == "video":
             video = decode_video(content, options.num_frames, options.fps)
+            video = video._replace(sound=partial(sound_of, content))
             return video, identity(content, "video", "file", options.num_frames, options.fps)
         raise unknown(modality)
 
@@ -67,10 +70,19 @@ class Reader:
             samples, rate = check_audio(value)
             return (samples, rate), identity(samples.tobytes(), "audio", "samples", rate)
         if modality == "video":
-            video = check_video(value)
+            video = check_video(value)._replace(sound=None)  # only a file says what is heard
             frames = video.frames
-            return video, identity(frames.tobytes(), "video", "RGB", frames.shape, *video[1:])
+            what = (frames.shape, video.fps, video.seconds)
+            return video, identity(frames.tobytes(), "video", "RGB", *what)
         raise unknown(modality)
+
+
+def sound_of(content: bytes) -> Any:
+    """Return the sound of a video file (see `Video`). Raises RequestError."""
+    try:
+        return decode_sound(content)
+    except Unusable as error:
+        raise RequestError(f"the video {error}") from error
 
 
 def identity(content: bytes, *what: object) -> bytes:

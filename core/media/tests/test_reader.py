@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import subprocess
 import sys
@@ -12,13 +13,14 @@ import av
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from pegboard.errors import ConfigError, RequestError
 from pegboard.interfaces.multimodal_processor import MediaReaderSetup, MediaSource
 from pegboard_media import Reader, audio, reader, video
+from pegboard_testing.video_peers import film_of
 
 TONE = (np.sin(np.arange(4000) / 9) / 2).astype(np.float32)
 
@@ -240,7 +242,7 @@ def shades(frames: np.ndarray) -> list[int]:
     ],
 )
 def test_frames_are_evenly_spaced(count: int, options: Any, expected: list[int]) -> None:
-    frames, rate, seconds = read("video", film(count), **options)
+    frames, rate, seconds, _ = read("video", film(count), **options)
     assert (frames.dtype, frames.shape) == (np.uint8, (len(expected), 16, 32, 3))
     assert shades(frames) == expected
     assert rate == pytest.approx(10 * len(expected) / count)
@@ -285,13 +287,57 @@ def test_files_that_name_other_files_are_refused(text: str, tmp_path: Any) -> No
             read("video", text.format(name).encode())
 
 
+# --- the sound of videos --------------------------------------------------------------------------
+
+
+def heard(num_channels: int = 2) -> tuple[bytes, np.ndarray]:
+    """A file, and the samples of its sound."""
+    frames = np.zeros((3, 16, 32, 3), np.uint8)
+    samples = np.random.default_rng(1).normal(size=(num_channels, 5000)).astype(np.float32)
+    return film_of(frames, 10, samples, 8000), samples
+
+
+@pytest.mark.parametrize("num_channels", [1, 2])
+def test_the_sound_of_a_video(num_channels: int) -> None:
+    content, samples = heard(num_channels)
+    one, rate = read("video", content).sound()
+    assert rate == 8000 and one.dtype == np.float32
+    np.testing.assert_allclose(one, samples.mean(0), atol=1e-7)
+
+
+def test_a_video_without_sound() -> None:
+    assert read("video", film(3)).sound() is None
+    assert read("video", (np.zeros((3, 16, 32, 3), np.uint8), 2.0)).sound is None
+
+
+def test_sound_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    film_with_sound = read("video", heard()[0])
+    monkeypatch.setattr(audio, "MAX_AUDIO_SECONDS", 0.4)
+    with pytest.raises(RequestError, match="the video is too long; at most"):
+        film_with_sound.sound()
+
+
+@given(st.lists(st.tuples(st.integers(0, 50_000), st.integers(0, 255)), min_size=1, max_size=9))
+@settings(deadline=None)
+def test_damaged_sound_is_read_or_refused(changes: list[tuple[int, int]]) -> None:
+    content = bytearray(HEARD)
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    with contextlib.suppress(RequestError):
+        sound_of_it = read("video", bytes(content)).sound()
+        assert sound_of_it is None or np.isfinite(sound_of_it[0]).all()
+
+
+HEARD = heard()[0]
+
+
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), max_size=6))
 def test_damaged_videos_are_read_or_refused(changes: list[tuple[int, int]]) -> None:
     content = bytearray(FILM)
     for place, byte in changes:
         content[place % len(content)] = byte
     try:
-        frames, rate, seconds = read("video", bytes(content))
+        frames, rate, seconds, _ = read("video", bytes(content))
     except RequestError:
         return
     assert frames.ndim == 4 and rate > 0 and len(seconds) == len(frames)
@@ -304,7 +350,7 @@ def test_video_objects_pass() -> None:
     frames = np.zeros((2, 3, 4, 3), np.uint8)
     value, identity = read_both("video", (frames, 2))
     assert np.array_equal(value[0], frames)
-    assert value[1:] == (2.0, (0.0, 0.5))
+    assert value[1:3] == (2.0, (0.0, 0.5))
     others = [(frames + 1, 2), (frames, 3), (frames.reshape(3, 2, 4, 3), 2)]
     assert len({identity, *(read_both("video", other)[1] for other in others)}) == 4
 

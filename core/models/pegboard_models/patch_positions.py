@@ -16,10 +16,19 @@ def offsets(num_tokens: int, items: Sequence[PlacedItem]) -> Mapping[str, Sequen
     time for each of its frames, and a position for each line and each column; the text goes on
     after the largest of them. The facts of an item may have "grids": (first token, (frames, height,
     width) in tokens) of each, "interval": between the times of frames, and "rate": the positions
-    of a unit of time. Tokens of an item without grids are counted like text."""
+    of a unit of time. Or they have "positions", int64 [3, tokens], from the one on that the item's
+    first token would have as text, and "next", that of the token after the item. Tokens of other
+    items are counted like text."""
     moved = np.zeros((len(AXES), num_tokens), np.int64)
     behind = 0
     for item in items:
+        if (positions := item.facts.get("positions")) is not None:
+            count = positions.shape[1]
+            end = item.start + count
+            moved[:, item.start : end] = positions - np.arange(count) - behind
+            behind += count - item.facts["next"]
+            moved[:, end:] = -behind
+            continue
         interval = np.float32(item.facts.get("interval", 1.0))
         rate = np.float32(item.facts.get("rate", 1.0))
         for first, shape in item.facts.get("grids", ()):

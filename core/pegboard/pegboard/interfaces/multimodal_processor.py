@@ -3,7 +3,7 @@ by the Hugging Face architecture name. Runs in threads of A."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -46,11 +46,14 @@ class MediaReaderSetup:
 
 class Video(NamedTuple):
     """frames: uint8 [frames, height, width, 3]. fps: how many of them a second has. seconds: when
-    each of them is shown, from the beginning of the video."""
+    each of them is shown, from the beginning of the video. sound: decodes the sound of the file as
+    (float32 [samples], samples per second), None if it has none; raises RequestError. None = the
+    frames come without a file."""
 
     frames: "np.ndarray"
     fps: float
     seconds: tuple[float, ...]
+    sound: "Callable[[], tuple[np.ndarray, int] | None] | None" = None
 
 
 class MediaReader(Protocol):

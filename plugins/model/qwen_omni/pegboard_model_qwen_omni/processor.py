@@ -16,6 +16,7 @@ from pegboard.interfaces.multimodal_processor import (
     Video,
 )
 from pegboard_media.audio import resample
+from pegboard_model_qwen_omni.heard_videos import Joined, Seen, by_chunks, by_time
 from pegboard_model_qwen_omni.sizes import (
     AUDIO_TOKEN,
     VISION_TOKENS,
@@ -29,7 +30,7 @@ from pegboard_model_qwen_omni.sizes import (
 from pegboard_models.log_mel import LogMel
 from pegboard_models.patch_processor import PatchProcessor
 from pegboard_models.patch_sizes import CLIP, video_defaults
-from pegboard_models.processing import FILES, token_of
+from pegboard_models.processing import FILES, token_id, token_of
 
 SOUND_OF_VIDEOS = ("use_audio_in_video", "load_audio_from_video")
 """Options that ask for the sound of a video, by vLLM's name and by that of transformers."""
@@ -42,6 +43,9 @@ class Qwen25OmniProcessor(PatchProcessor):
     tokens = VISION_TOKENS
     texts = ("<|vision_bos|><|IMAGE|><|vision_eos|>", "<|vision_bos|><|VIDEO|><|vision_eos|>")
     audio_text = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    gap = 0
+    """How far the first token of a video with its sound is after the one before it: at the same
+    position, or at the next one."""
 
     def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
         config = thinker_of(setup.checkpoint.config)
@@ -52,6 +56,10 @@ class Qwen25OmniProcessor(PatchProcessor):
         self.videos["size"] = self.video_defaults["size"]
         self.rate = rate_of(config)
         self.audio_token = token_of(config, "audio", AUDIO_TOKEN)
+        self.audio_ends = [
+            token_id(setup.tokenizer, f"{text}>") for text in self.audio_text.split(">")[:3:2]
+        ]
+        self.seconds = seconds_of_chunk(config)
         self.mel = LogMel.of(setup.checkpoint)
         num_bins = encoder_sizes(part_of(config, "audio_config")).num_bins
         if self.mel.num_bins != num_bins:
@@ -66,12 +74,52 @@ class Qwen25OmniProcessor(PatchProcessor):
         return super().placeholder(modality)
 
     def process(self, modality: str, value: Any, options: Mapping[str, Any]) -> Processed:
-        """Process an image, audio or a video. Raises RequestError."""
-        options = without_sound(options)
+        """Process an image, audio or a video, with its sound if the options ask for it. Raises
+        RequestError."""
+        is_heard = asks_for_sound(options)
+        options = {name: given for name, given in options.items() if name not in SOUND_OF_VIDEOS}
+        if modality == "video" and is_heard:
+            return self.heard(super().process(modality, value, options), value)
         if modality != "audio":
             return super().process(modality, value, options)
         self.images.check(options)
         return self.audio(value)
+
+    def heard(self, seen: Processed, video: Video) -> Processed:
+        """Return a processed video with the sound of its file, if it has any. The arrays also have
+        those of audio, and order, int64 [rows]: the place of each row among those of the video and
+        then those of the sound. Raises RequestError."""
+        if video.sound is None:
+            raise RequestError(
+                "the frames of the video come without sound, which use_audio_in_video asks for; "
+                "send a file"
+            )
+        if (samples := video.sound()) is None:
+            return seen
+        sound = self.audio(samples)
+        ((_, shape),) = seen.facts["grids"]
+        video_tokens = Seen(shape, seen.facts["interval"], self.rate)
+        joined = self.joined(video_tokens, len(sound.token_ids))
+        tokens = np.array([*seen.token_ids, *sound.token_ids])[joined.order]
+        row = np.ones(len(tokens) + 2, bool)
+        row[[0, -1]] = False
+        first, last = self.audio_ends
+        end = joined.last + 1
+        inner = joined.positions + self.gap
+        ends = np.full((3, 1), self.gap - 1), np.full((3, 1), end + self.gap)
+        return Processed(
+            [first, *tokens.tolist(), last],
+            {**seen.arrays, **sound.arrays, "order": joined.order},
+            row,
+            {
+                "positions": np.concatenate([ends[0], inner, ends[1]], 1),
+                "next": end + 2 * self.gap,
+            },
+        )
+
+    def joined(self, seen: Seen, count: int) -> Joined:
+        """Return the order of the tokens of a video and its sound. count: those of the sound."""
+        return by_chunks(seen, count, self.seconds)
 
     def audio(self, value: tuple[np.ndarray, int]) -> Processed:
         """The array is input_features, float32 [mel bins, frames]. Raises RequestError for audio
@@ -104,11 +152,15 @@ class Qwen3OmniProcessor(Qwen25OmniProcessor):
         "<|vision_start|><|video_pad|><|vision_end|>",
     )
     audio_text = "<|audio_start|><|audio_pad|><|audio_end|>"
+    gap = 1
     patch = 16
 
     def __init__(self, options: object, setup: MultiModalProcessorSetup) -> None:
         super().__init__(options, setup)
         self.frames_of_chunk = ChunkedSizes.of(thinker_of(setup.checkpoint.config)).frames
+
+    def joined(self, seen: Seen, count: int) -> Joined:
+        return by_time(seen, count)
 
     def audio(self, value: tuple[np.ndarray, int]) -> Processed:
         samples = resample(*value, self.mel.rate)
@@ -123,14 +175,22 @@ class Qwen3OmniProcessor(Qwen25OmniProcessor):
         return Processed([self.audio_token] * num_tokens, {"input_features": self.mel(samples)})
 
 
-def without_sound(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of images and videos. Raises RequestError if they ask for the sound of a
-    video."""
+def asks_for_sound(options: Mapping[str, Any]) -> bool:
+    """Return whether the sound of a video is read, too. Raises RequestError."""
     for name in SOUND_OF_VIDEOS:
-        if options.get(name):
+        if type(options.get(name, False)) is not bool:
             raise RequestError(
-                f"mm_processor_kwargs has {name}={options[name]!r}; the sound of a video is not "
-                "read. Leave it out, and send the sound as an item of audio",
+                f"mm_processor_kwargs has {name}={options[name]!r}; expected true or false",
                 parameter="mm_processor_kwargs",
             )
-    return {name: value for name, value in options.items() if name not in SOUND_OF_VIDEOS}
+    return any(options.get(name) for name in SOUND_OF_VIDEOS)
+
+
+def seconds_of_chunk(config: Mapping[str, Any]) -> float:
+    """Return how long what is seen comes before what is heard. Raises ModelError."""
+    seconds = config.get("seconds_per_chunk", 2)
+    if type(seconds) not in (int, float) or not seconds > 0:
+        raise ModelError(
+            f"the checkpoint's config has seconds_per_chunk={seconds!r}; expected a number above 0"
+        )
+    return float(seconds)

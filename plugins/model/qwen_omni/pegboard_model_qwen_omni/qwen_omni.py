@@ -8,9 +8,10 @@ Qwen3-Omni    layers of the tower are added to the first layers of the language 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
@@ -44,11 +45,16 @@ class Qwen25Omni(PatchModel):
             self.audio = WindowedEncoder(root_of(build).at("audio_tower"), sizes)
 
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
-        """items: input_features [mel bins, frames] of audio; see `PatchModel` for the others →
-        [rows, hidden] of each."""
+        """items: input_features [mel bins, frames] of audio; see `PatchModel` for the others. A
+        video with its sound has those of both, and order [rows], their places among the rows of the
+        video and then those of the sound → [rows, hidden] of each."""
         if modality != "audio":
-            return super().encode(modality, items)
-        return [self.audio.forward(item["input_features"]) for item in items]
+            return with_sound(super().encode(modality, items), items, self.heard)
+        return [self.heard(item) for item in items]
+
+    def heard(self, item: Mapping[str, Tensor]) -> Tensor:
+        """Return the rows of audio."""
+        return self.audio.forward(item["input_features"])
 
 
 class Qwen3Omni(DeepModel):
@@ -66,8 +72,24 @@ class Qwen3Omni(DeepModel):
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """See `Qwen25Omni`. Rows are as wide as those of all levels together."""
         if modality != "audio":
-            return super().encode(modality, items)
-        return [self.padded(self.audio.forward(item["input_features"])) for item in items]
+            return with_sound(super().encode(modality, items), items, self.heard)
+        return [self.heard(item) for item in items]
+
+    def heard(self, item: Mapping[str, Tensor]) -> Tensor:
+        """Return the rows of audio."""
+        return self.padded(self.audio.forward(item["input_features"]))
+
+
+def with_sound(
+    seen: Sequence[Tensor],
+    items: Sequence[Mapping[str, Tensor]],
+    heard: Callable[[Mapping[str, Tensor]], Tensor],
+) -> list[Tensor]:
+    """Return the rows of items with those of their sound, if they have any. seen: without."""
+    return [
+        torch.cat([rows, heard(item)])[item["order"]] if "order" in item else rows
+        for rows, item in zip(seen, items, strict=True)
+    ]
 
 
 def with_experts_text(config: Mapping[str, Any]) -> dict[str, Any]:

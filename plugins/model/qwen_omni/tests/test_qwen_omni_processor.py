@@ -311,8 +311,8 @@ def test_audio_that_is_too_short(ours: Any, samples: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"use_audio_in_video": True}, "use_audio_in_video=True; the sound of a video is not read"),
-        ({"load_audio_from_video": 1}, "load_audio_from_video=1; the sound of a video is not read"),
+        ({"use_audio_in_video": None}, "use_audio_in_video=None; expected true or false"),
+        ({"load_audio_from_video": 1}, "load_audio_from_video=1; expected true or false"),
         ({"sharpen": 2}, "sharpen; the image processor Qwen2VLImageProcessorPil takes"),
         ({"position_id_per_seconds": 2}, "has position_id_per_seconds"),
     ],
@@ -334,7 +334,7 @@ def test_options_of_other_items(ours: Any) -> None:
     """A prompt has one set of options. Those of images change no audio."""
     sound = np.ones(RATE, np.float32), RATE
     expected = ours.process("audio", sound, {})
-    found = ours.process("audio", sound, {**LIMITS, "use_audio_in_video": False})
+    found = ours.process("audio", sound, {**LIMITS, "use_audio_in_video": True})
     assert found.token_ids == expected.token_ids
 
 

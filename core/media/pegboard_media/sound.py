@@ -1,0 +1,40 @@
+"""The sound of a video file. Needs the extra `video`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pegboard_media.audio import check_length, check_rate, checked
+from pegboard_media.limits import Unusable
+from pegboard_media.video import opened
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def decode_sound(content: bytes) -> tuple[np.ndarray, int] | None:
+    """Return the samples of a video file, float32 [samples], and how many of them a second has.
+    Channels are averaged. None = it has no sound."""
+    import av
+    import numpy as np
+
+    blocks: list[np.ndarray] = []
+    count = 0
+    try:
+        with opened(av, content) as container:
+            if not container.streams.audio:
+                return None
+            rate = int(container.streams.audio[0].codec_context.sample_rate or 0)
+            check_rate(rate)
+            resampler = av.AudioResampler(format="fltp", rate=rate)
+            for frame in container.decode(audio=0):
+                for part in resampler.resample(frame):
+                    values = part.to_ndarray()
+                    count += values.shape[1]
+                    check_length(count, rate, len(values))
+                    blocks.append(checked(values.mean(axis=0)))
+    except Unusable:
+        raise
+    except Exception as error:
+        raise Unusable("has sound that av cannot decode, or it is damaged") from error
+    return (np.concatenate(blocks), rate) if blocks else None
