@@ -37,6 +37,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.media_peers",
         "pegboard_testing.video_peers",
     ),
+    ("pegboard-testing", "video"): ("pegboard_testing.films",),
     ("pegboard-executor-local", "torch"): ("pegboard_executor_local.launched",),
     ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
     # only imported after a plugin has imported pydantic for its options

@@ -42,7 +42,8 @@ from pegboard.errors import RequestError
 from pegboard_media.sound import decode_sound
 from pegboard_media.video import decode_video
 from pegboard_testing.contract_multimodal_processor import random_image
-from pegboard_testing.video_peers import film_of, random_video
+from pegboard_testing.films import film_of
+from pegboard_testing.video_peers import random_video
 
 POSITIONS = 5
 """Of a second, in the tiny models."""

@@ -39,7 +39,8 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 
 from pegboard import SamplingParams
 from pegboard_media.video import check_video
-from pegboard_testing.video_peers import film_of, random_video
+from pegboard_testing.films import film_of
+from pegboard_testing.video_peers import random_video
 
 VIDEO = IMAGE + 1
 

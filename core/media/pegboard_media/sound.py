@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pegboard_media.audio import check_length, check_rate, checked
 from pegboard_media.limits import Unusable
-from pegboard_media.video import opened
+from pegboard_media.video import decoder, opened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def decode_sound(content: bytes) -> tuple[np.ndarray, int] | None:
     """Return the samples of a video file, float32 [samples], and how many of them a second has.
     Channels are averaged. None = it has no sound."""
-    import av
     import numpy as np
 
+    av = decoder()
     blocks: list[np.ndarray] = []
     count = 0
     try:

@@ -30,12 +30,7 @@ def decode_video(content: bytes, num_frames: int, fps: float | None) -> Video:
     frames; -1 = all. fps: the most frames of a second; None = any number."""
     import numpy as np
 
-    try:
-        import av
-    except (ImportError, OSError) as error:
-        raise Unusable(
-            "cannot be decoded, because this server lacks av; install pegboard-media[video]"
-        ) from error
+    av = decoder()
     try:
         total, rate = length(av, content)
         wanted = positions(total, rate, num_frames, fps)
@@ -48,6 +43,17 @@ def decode_video(content: bytes, num_frames: int, fps: float | None) -> Video:
         raise Unusable("has no frames that can be decoded")
     seconds = tuple(index / rate for index in wanted[: len(frames)])
     return Video(np.stack(frames), rate * len(wanted) / total, seconds)
+
+
+def decoder() -> Any:
+    """Return the library that decodes videos."""
+    try:
+        import av
+    except (ImportError, OSError) as error:
+        raise Unusable(
+            "cannot be decoded, because this server lacks av; install pegboard-media[video]"
+        ) from error
+    return av
 
 
 def opened(av: Any, content: bytes) -> Any:

@@ -20,7 +20,7 @@ from PIL import Image
 from pegboard.errors import ConfigError, RequestError
 from pegboard.interfaces.multimodal_processor import MediaReaderSetup, MediaSource
 from pegboard_media import Reader, audio, reader, video
-from pegboard_testing.video_peers import film_of
+from pegboard_testing.films import film_of
 
 TONE = (np.sin(np.arange(4000) / 9) / 2).astype(np.float32)
 
