@@ -80,6 +80,12 @@ class First(Processor):
             return Placeholder("", tuple(b"ok"), is_first=True, ending=tuple(b"!?"))
         return Processor.placeholder(self, modality)
 
+class Numbering(Processor):
+    """Items of one letter have no number."""
+
+    def heading(self, modality, number, facts):
+        return f"{modality[0]}{number}:".encode() if facts["size"] > 1 else ()
+
 class Padding(Processor):
     """Texts have ten tokens."""
 
@@ -103,10 +109,16 @@ def make_builder(fake_distributions: FakeDistributions) -> MakeBuilder:
         for name, kind in (
             ("acme_media", "Processor"),
             ("acme_first", "First"),
+            ("acme_numbering", "Numbering"),
             ("acme_padding", "Padding"),
         )
     }
-    names = {"Echo": "acme_media", "First": "acme_first", "Padding": "acme_padding"}
+    names = {
+        "Echo": "acme_media",
+        "First": "acme_first",
+        "Numbering": "acme_numbering",
+        "Padding": "acme_padding",
+    }
     entry = {"multimodal_processor": {name: f"{module}:SPEC" for name, module in names.items()}}
     fake_distributions.add("acme-media", entry, {**specs, "acme_media_code": SOURCE})
     registry = Registry(fake_distributions.scan())
@@ -143,6 +155,37 @@ def test_items_take_the_places_of_their_placeholders(make_builder: MakeBuilder) 
     assert (last.start, last.stop, last.num_rows) == (6, 11, 3)
     array = last.arrays["letters"]
     assert (array.dtype, array.shape, len(array.data)) == ("int32", (5,), 20)
+
+
+def test_items_have_numbers(make_builder: MakeBuilder) -> None:
+    """Each modality has its own. A number is not a part of its item."""
+    prompt = data("x<i>y<a><i><i>", ["ab", "c", "ab"], audio="fg")
+    request = built(make_builder("Numbering"), prompt)
+    assert request.prompt_token_ids == [BOS, *b"xi0:abya0:fgci2:ab"]
+    first, _, _, last = request.media
+    assert (first.places, last.places) == (((5, 2),), ((17, 2),))
+    assert first.digest == last.digest
+    assert request.token_inputs["sizes"] == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        2,
+        2,
+        0,
+        0,
+        0,
+        0,
+        2,
+        2,
+        1,
+        0,
+        0,
+        0,
+        2,
+        2,
+    ]
 
 
 def test_a_placeholder_may_be_out_of_the_vocabulary(make_builder: MakeBuilder) -> None:
