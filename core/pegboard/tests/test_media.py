@@ -23,6 +23,7 @@ from pegboard.front.prompt_forms import as_prompt
 from pegboard.front.prompts import RequestBuilder
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.multimodal_processor import MediaReaderSetup
+from pegboard.interfaces.tokenizer import Chat
 from pegboard.plugins.registry import Registry
 from pegboard_testing.echo_engine import echo_plan
 from pegboard_testing.fake_client import BOS, ByteTokenizer
@@ -81,7 +82,10 @@ class First(Processor):
         return Processor.placeholder(self, modality)
 
 class Numbering(Processor):
-    """Items of one letter have no number."""
+    """Items of one letter have no number. The authors of the model write [i]."""
+
+    def rewritten(self, text):
+        return text.replace("[i]", "<i>")
 
     def heading(self, modality, number, facts):
         return f"{modality[0]}{number}:".encode() if facts["size"] > 1 else ()
@@ -186,6 +190,19 @@ def test_items_have_numbers(make_builder: MakeBuilder) -> None:
         2,
         2,
     ]
+
+
+def test_placeholders_of_authors(make_builder: MakeBuilder) -> None:
+    """In texts and in chats, whose tokens have no others. Token ids stay as they are."""
+    builder = make_builder("Numbering")
+    assert built(builder, data("x[i]<i>y", ["c", "d"])).prompt_token_ids == [BOS, *b"xcdy"]
+    chat = Chat(messages=[])
+    (image,) = as_prompt(data("[i]", "c")).media
+    for text, expected in (("x[i]y", b"xcy"), ("x<i>y", b"xcy")):
+        rendered = Prompt(text=text, token_ids=[*text.encode()], chat=chat, media=[image])
+        assert builder.build(rendered, SamplingParams(), "r").prompt_token_ids == [*expected]
+    both = Prompt(text="[i]", token_ids=[*b"1<i>"], media=[image])
+    assert builder.build(both, SamplingParams(), "r").prompt_token_ids == [*b"1c"]
 
 
 def test_a_placeholder_may_be_out_of_the_vocabulary(make_builder: MakeBuilder) -> None:

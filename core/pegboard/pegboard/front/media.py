@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pegboard.data.media import MediaItem, MediaSource, no_media
@@ -152,12 +153,18 @@ class MediaInputs:
         with blame(self._plugin):
             return [*self._pad(token_ids)]
 
-    def rewritten(self, text: str) -> str:
-        """Return the text of a prompt with items as it is tokenized."""
-        if self._rewrite is None:
-            return text
+    def rewritten(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with items as it is tokenized. A chat keeps its tokens if its text stays
+        as it is."""
+        has_tokens = prompt.token_ids is not None and prompt.chat is None
+        if self._rewrite is None or prompt.text is None or has_tokens:
+            return prompt
         with blame(self._plugin):
-            return expect(self._rewrite(text), str, self._processor, "rewritten")
+            text = expect(self._rewrite(prompt.text), str, self._processor, "rewritten")
+        if text == prompt.text:
+            return prompt
+        has_start = prompt.add_special_tokens and prompt.chat is None
+        return replace(prompt, text=text, token_ids=None, add_special_tokens=has_start)
 
     def _heading(self, modality: str, number: int, facts: Mapping[str, Any]) -> list[int]:
         """Return the tokens before those of an item. number: of those before it."""
