@@ -26,6 +26,7 @@ import test_glm4v_parity
 import test_kimi_vl_parity
 import test_llama4_media_parity
 import test_media_sizes
+import test_minicpmv_parity
 import test_phi4mm_parity
 import test_qwen3_vl_parity
 import test_qwen_omni_parity
@@ -80,6 +81,8 @@ FAMILIES: dict[str, Callable[[Path], object]] = {
     "kimi_vl": test_kimi_vl_parity.write,
     "llama4": test_llama4_media_parity.write,
     "phi4mm": test_phi4mm_parity.write,
+    "minicpmo": lambda folder: test_minicpmv_parity.write(folder, "o 2.6"),
+    "minicpmv": test_minicpmv_parity.write,
     "qwen3_vl": lambda folder: test_qwen3_vl_parity.write(folder, "qwen3_vl"),
     "siglip": test_siglip_parity.write,
     "ultravox": test_ultravox_parity.write,

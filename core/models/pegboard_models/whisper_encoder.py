@@ -54,11 +54,13 @@ class WhisperEncoder(nn.Module):
         mels: Sequence[Tensor],
         counts: Sequence[int] | None = None,
         attended: Sequence[int] | None = None,
+        seen: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """counts: how many positions of each item there are, of (frames + 1) // 2; None = all. What
         comes after them is only seen by the convolutions. attended: how many of these positions the
-        item attends to; None = all."""
-        states = self.states(mels, counts, attended)
+        item attends to; None = all. seen: bool [positions, attended] of each item, those that each
+        position attends to; None = all."""
+        states = self.states(mels, counts, attended, seen)
         rows = self.norm(torch.cat(states))
         return [*rows.split([len(each) for each in states])]
 
@@ -67,6 +69,7 @@ class WhisperEncoder(nn.Module):
         mels: Sequence[Tensor],
         counts: Sequence[int] | None = None,
         attended: Sequence[int] | None = None,
+        seen: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """Return what the last norm takes."""
         items = [self.convolved(mel) for mel in mels]
@@ -75,7 +78,7 @@ class WhisperEncoder(nn.Module):
         lengths = [len(item) for item in items]
         hidden = torch.cat(items)
         for layer in self.layers:
-            hidden = layer.forward(hidden, lengths, attended)
+            hidden = layer.forward(hidden, lengths, attended, seen)
         return [*hidden.split(lengths)]
 
     def convolved(self, mel: Tensor) -> Tensor:
@@ -124,10 +127,15 @@ class EncoderLayer(nn.Module):
         self.finish = within_float16 if build.dtype == "float16" else as_it_is
 
     def forward(
-        self, hidden: Tensor, lengths: Sequence[int], attended: Sequence[int] | None = None
+        self,
+        hidden: Tensor,
+        lengths: Sequence[int],
+        attended: Sequence[int] | None = None,
+        seen: Sequence[Tensor] | None = None,
     ) -> Tensor:
         """[positions of all items, width] → the same. lengths: of the items, in positions.
-        attended: how many positions of each item are attended to; None = all."""
+        attended: how many positions of each item are attended to; None = all. seen: see
+        `WhisperEncoder.forward`."""
         x = self.attention_norm(hidden)
         split = [
             part.unflatten(1, (self.num_heads, -1)).transpose(0, 1).split([*lengths], 1)
@@ -135,9 +143,11 @@ class EncoderLayer(nn.Module):
         ]
         mixed = [
             functional.scaled_dot_product_attention(
-                query[None], key[None, :, :count], value[None, :, :count]
+                query[None], key[None, :, :count], value[None, :, :count], attn_mask=mask
             )[0]
-            for query, key, value, count in zip(*split, attended or lengths, strict=True)
+            for query, key, value, count, mask in zip(
+                *split, attended or lengths, seen or [None] * len(lengths), strict=True
+            )
         ]
         rows = torch.cat(mixed, 1).transpose(0, 1).flatten(1)
         hidden = hidden + self.out(rows)

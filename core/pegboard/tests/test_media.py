@@ -23,6 +23,7 @@ from pegboard.front.prompt_forms import as_prompt
 from pegboard.front.prompts import RequestBuilder
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.multimodal_processor import MediaReaderSetup
+from pegboard.interfaces.tokenizer import Chat
 from pegboard.plugins.registry import Registry
 from pegboard_testing.echo_engine import echo_plan
 from pegboard_testing.fake_client import BOS, ByteTokenizer
@@ -89,6 +90,15 @@ class Counted(Processor):
     def process(self, modality, value, options):
         return Processor.process(self, modality, value[: options.get("most")], options)
 
+class Numbering(Processor):
+    """Items of one letter have no number. The authors of the model write [i]."""
+
+    def rewritten(self, text):
+        return text.replace("[i]", "<i>")
+
+    def heading(self, modality, number, facts):
+        return f"{modality[0]}{number}:".encode() if facts["size"] > 1 else ()
+
 class Padding(Processor):
     """Texts have ten tokens."""
 
@@ -112,6 +122,7 @@ def make_builder(fake_distributions: FakeDistributions) -> MakeBuilder:
         for name, kind in (
             ("acme_media", "Processor"),
             ("acme_first", "First"),
+            ("acme_numbering", "Numbering"),
             ("acme_padding", "Padding"),
             ("acme_counted", "Counted"),
         )
@@ -119,6 +130,7 @@ def make_builder(fake_distributions: FakeDistributions) -> MakeBuilder:
     names = {
         "Echo": "acme_media",
         "First": "acme_first",
+        "Numbering": "acme_numbering",
         "Padding": "acme_padding",
         "Counted": "acme_counted",
     }
@@ -158,6 +170,50 @@ def test_items_take_the_places_of_their_placeholders(make_builder: MakeBuilder) 
     assert (last.start, last.stop, last.num_rows) == (6, 11, 3)
     array = last.arrays["letters"]
     assert (array.dtype, array.shape, len(array.data)) == ("int32", (5,), 20)
+
+
+def test_items_have_numbers(make_builder: MakeBuilder) -> None:
+    """Each modality has its own. A number is not a part of its item."""
+    prompt = data("x<i>y<a><i><i>", ["ab", "c", "ab"], audio="fg")
+    request = built(make_builder("Numbering"), prompt)
+    assert request.prompt_token_ids == [BOS, *b"xi0:abya0:fgci2:ab"]
+    first, _, _, last = request.media
+    assert (first.places, last.places) == (((5, 2),), ((17, 2),))
+    assert first.digest == last.digest
+    assert request.token_inputs["sizes"] == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        2,
+        2,
+        0,
+        0,
+        0,
+        0,
+        2,
+        2,
+        1,
+        0,
+        0,
+        0,
+        2,
+        2,
+    ]
+
+
+def test_placeholders_of_authors(make_builder: MakeBuilder) -> None:
+    """In texts and in chats, whose tokens have no others. Token ids stay as they are."""
+    builder = make_builder("Numbering")
+    assert built(builder, data("x[i]<i>y", ["c", "d"])).prompt_token_ids == [BOS, *b"xcdy"]
+    chat = Chat(messages=[])
+    (image,) = as_prompt(data("[i]", "c")).media
+    for text, expected in (("x[i]y", b"xcy"), ("x<i>y", b"xcy")):
+        rendered = Prompt(text=text, token_ids=[*text.encode()], chat=chat, media=[image])
+        assert builder.build(rendered, SamplingParams(), "r").prompt_token_ids == [*expected]
+    both = Prompt(text="[i]", token_ids=[*b"1<i>"], media=[image])
+    assert builder.build(both, SamplingParams(), "r").prompt_token_ids == [*b"1c"]
 
 
 def test_a_placeholder_may_be_out_of_the_vocabulary(make_builder: MakeBuilder) -> None:

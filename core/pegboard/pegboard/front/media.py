@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pegboard.data.media import MediaItem, MediaSource, no_media
 from pegboard.data.prompt_embeds import PromptEmbeds
 from pegboard.data.request import LoRARequest
 from pegboard.errors import RequestError, blame, expect
-from pegboard.front.media_items import Items
+from pegboard.front.media_items import Items, parts_of
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.multimodal_processor import (
     MultiModalProcessorSetup,
@@ -66,6 +67,7 @@ class MediaInputs:
         self._processor = registry.build(entry, setup)
         self._pad = getattr(self._processor, "padded", None)
         self._rewrite = getattr(self._processor, "rewritten", None)
+        self._number = getattr(self._processor, "heading", None)
         self._make_inputs = getattr(self._processor, "inputs", None)
         self._limits = {
             name: most_items(engine.limit_mm_per_prompt, name) for name in spec.modalities
@@ -120,6 +122,8 @@ class MediaInputs:
             if not waiting[modality]:
                 raise self._wrong_number(modality, counts[modality], "more")
             ready = self.items.ready(waiting[modality].pop(0), prompt)
+            number = counts[modality] - len(waiting[modality]) - 1
+            expanded += self._heading(modality, number, ready.facts)
             start = len(expanded)
             spans = tuple((start + first, count) for first, count in ready.runs)
             if ready.rows is None:
@@ -149,12 +153,25 @@ class MediaInputs:
         with blame(self._plugin):
             return [*self._pad(token_ids)]
 
-    def rewritten(self, text: str) -> str:
-        """Return the text of a prompt with items as it is tokenized."""
-        if self._rewrite is None:
-            return text
+    def rewritten(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with items as it is tokenized. A chat keeps its tokens if its text stays
+        as it is."""
+        has_tokens = prompt.token_ids is not None and prompt.chat is None
+        if self._rewrite is None or prompt.text is None or has_tokens:
+            return prompt
         with blame(self._plugin):
-            return expect(self._rewrite(text), str, self._processor, "rewritten")
+            text = expect(self._rewrite(prompt.text), str, self._processor, "rewritten")
+        if text == prompt.text:
+            return prompt
+        has_start = prompt.add_special_tokens and prompt.chat is None
+        return replace(prompt, text=text, token_ids=None, add_special_tokens=has_start)
+
+    def _heading(self, modality: str, number: int, facts: Mapping[str, Any]) -> list[int]:
+        """Return the tokens before those of an item. number: of those before it."""
+        if self._number is None:
+            return []
+        with blame(self._plugin):
+            return [*self._number(modality, number, facts)]
 
     def _counts(self, sources: "Sequence[MediaSource]") -> Counter[str]:
         """Return how many items of each modality there are."""
@@ -234,15 +251,3 @@ def adapter_of(prompt: Prompt, adapters: Mapping[str, str]) -> LoRARequest | Non
         return None
     number = FIRST_ADAPTER + sorted(adapters).index(names[0])
     return LoRARequest(names[0], number, adapters[names[0]])
-
-
-def parts_of(rows: PromptEmbeds, places: Sequence[tuple[int, int]]) -> list[PromptEmbeds]:
-    """Return the rows of an item as spans of the prompt. places: (first position, number)."""
-    size = len(rows.data) // rows.shape[0]
-    first = 0
-    parts = []
-    for start, count in places:
-        data = rows.data[first * size : (first + count) * size]
-        parts.append(PromptEmbeds(data, rows.dtype, (count, rows.shape[1]), start, rows.path))
-        first += count
-    return parts

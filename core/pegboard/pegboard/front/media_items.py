@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -184,3 +184,15 @@ def ready_of(digest: str, processed: Processed) -> Ready:
     }
     num_rows = sum(count for _, count in runs)
     return Ready(f"{digest}-{num_rows}", token_ids, runs, arrays, processed.facts)
+
+
+def parts_of(rows: PromptEmbeds, places: Sequence[tuple[int, int]]) -> list[PromptEmbeds]:
+    """Return the rows of an item as spans of the prompt. places: (first position, number)."""
+    size = len(rows.data) // rows.shape[0]
+    first = 0
+    parts = []
+    for start, count in places:
+        data = rows.data[first * size : (first + count) * size]
+        parts.append(PromptEmbeds(data, rows.dtype, (count, rows.shape[1]), start, rows.path))
+        first += count
+    return parts

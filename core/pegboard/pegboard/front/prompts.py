@@ -384,6 +384,8 @@ class RequestBuilder:
             )
             raise RequestError(reason, parameter="truncate_prompt_tokens")
         most = longest if limit == -1 else limit
+        if prompt.media and self._media is not None:
+            prompt = self._media.rewritten(prompt)
         if prompt.token_ids is not None:
             if limit is None and len(prompt.token_ids) > longest:
                 raise self._too_long(f"{len(prompt.token_ids)} tokens")
@@ -406,8 +408,6 @@ class RequestBuilder:
             )
         else:
             text = prompt.text or ""
-            if prompt.media and self._media is not None:
-                text = self._media.rewritten(text)
             second = prompt.second_text
             num_chars = len(text) + len(second or "")
             # it cannot fit

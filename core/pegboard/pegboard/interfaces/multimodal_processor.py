@@ -152,6 +152,14 @@ class RewritesTexts(Protocol):
         forms."""
 
 
+class NumbersItems(Protocol):
+    """An addition to the MultiModalProcessor, for models whose prompts say the numbers of items."""
+
+    def heading(self, modality: str, number: int, facts: Mapping[str, Any]) -> Sequence[int]:
+        """Return the tokens before those of an item. number: how many items of this modality are
+        before it in the prompt. facts: see `Processed`."""
+
+
 class PromptInputs(Protocol):
     """An addition to the MultiModalProcessor, for models that declare inputs or axes."""
 

@@ -15,7 +15,7 @@ from pegboard_model_aria.sizes import queries_of, sizes_of
 from pegboard_models.language import WithLanguageModel, root_of, text_config
 from pegboard_models.parameters import Parameters
 from pegboard_models.spread import spread_places
-from pegboard_models.vision import VisionLayer
+from pegboard_models.spread_tower import SpreadTower
 from pegboard_models.vision_sizes import Selection, VisionSizes
 
 EPS = 1e-5
@@ -45,7 +45,9 @@ class Aria(WithLanguageModel):
         return [
             torch.cat(
                 [
-                    self.projector.forward(self.tower.forward(tile, *shown), self.tower.count(tile))
+                    self.projector.forward(
+                        self.tower.features(tile, *shown), self.tower.count(tile)
+                    )
                     for tile, shown in zip(
                         item["pixel_values"], item["patches"].tolist(), strict=True
                     )
@@ -55,39 +57,24 @@ class Aria(WithLanguageModel):
         ]
 
 
-class Tower(nn.Module):
-    """(a tile [3, size, size], the patches below and beside each other that are seen) → features
-    [patches, hidden]. depth: the number of layers that are built."""
+class Tower(SpreadTower):
+    """Sees the part of a tile that has something of the image."""
 
     def __init__(self, build: Build, sizes: VisionSizes, depth: int) -> None:
-        super().__init__()
+        super().__init__(build, sizes, depth)
         self.sizes = sizes
-        size = sizes.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {
-            "patch_embedding.weight": (size, 3, sizes.patch_size, sizes.patch_size),
-            "patch_embedding.bias": (size,),
-            "position_embedding.weight": (sizes.num_positions, size),
-        }
-        self.parameters_of = Parameters(build.at("embeddings"), shapes)
-        layers = build.at("encoder").at("layers")
-        self.layers = nn.ModuleList(VisionLayer(layers.at(index), sizes) for index in range(depth))
 
     def count(self, tile: Tensor) -> int:
         """Return the patches of a tile, with those that are not seen."""
         return int((tile.shape[1] // self.sizes.patch_size) ** 2)
 
-    def forward(self, tile: Tensor, height: int, width: int) -> Tensor:
-        given = self.parameters_of
-        weight = given["patch_embedding.weight"]
+    def features(self, tile: Tensor, height: int, width: int) -> Tensor:
+        """Return the features [patches, hidden] of a tile [3, size, size]. height, width: the
+        patches below and beside each other that are seen."""
         patch = self.sizes.patch_size
-        seen = tile[:, : height * patch, : width * patch].to(weight.dtype)
+        seen = tile[:, : height * patch, : width * patch]
         cut = functional.unfold(seen[None], patch, stride=patch)[0].T
-        vectors = functional.linear(cut, weight.flatten(1), given["patch_embedding.bias"])
-        places = spread_places(height, width, self.sizes.grid, seen)
-        hidden = vectors + given["position_embedding.weight"][places]
-        for layer in self.layers:
-            hidden = layer.forward(hidden, 1)
-        return hidden
+        return self.forward(cut, spread_places(height, width, self.sizes.grid, seen))
 
 
 class Projector(nn.Module):
