@@ -13,8 +13,8 @@ from pegboard_models.vision_sizes import VisionSizes
 
 
 class SpreadTower(nn.Module):
-    """(patches of an image [n, 3 · patch · patch], the number of the learned position of each [n])
-    → features [n, hidden]. depth: the number of layers that are built. norm: what the checkpoint
+    """(patches of images [n, 3 · patch · patch], the number of the learned position of each [n]) →
+    features [n, hidden]. depth: the number of layers that are built. norm: what the checkpoint
     calls the norm after them; None = there is none."""
 
     def __init__(
@@ -32,11 +32,14 @@ class SpreadTower(nn.Module):
         self.layers = nn.ModuleList(VisionLayer(layers.at(index), sizes) for index in range(depth))
         self.norm = None if norm is None else LayerNorm(build.at(norm), size, sizes.eps)
 
-    def forward(self, patches: Tensor, places: Tensor) -> Tensor:
+    def forward(
+        self, patches: Tensor, places: Tensor, count: int = 1, seen: Tensor | None = None
+    ) -> Tensor:
+        """count: images, which have as many patches. seen: see `VisionLayer.forward`."""
         given = self.given
         weight = given["patch_embedding.weight"].flatten(1)
         vectors = functional.linear(patches.to(weight.dtype), weight, given["patch_embedding.bias"])
         hidden = vectors + given["position_embedding.weight"][places]
         for layer in self.layers:
-            hidden = layer.forward(hidden, 1)
+            hidden = layer.forward(hidden, count, seen)
         return hidden if self.norm is None else self.norm(hidden)

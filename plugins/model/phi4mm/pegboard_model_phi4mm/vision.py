@@ -13,7 +13,7 @@ from pegboard.layers import Build
 from pegboard_model_phi4mm.sizes import MERGED
 from pegboard_models.parameters import Parameters
 from pegboard_models.spread import spread_places
-from pegboard_models.vision import VisionLayer
+from pegboard_models.spread_tower import SpreadTower
 from pegboard_models.vision_sizes import VisionSizes
 
 
@@ -47,7 +47,7 @@ class ImageEncoder(nn.Module):
             for line in range(lines)
             for column in range(columns)
         ]
-        features = self.tower.forward(torch.cat([copy, crops]), [whole, *seen])
+        features = self.tower.features(torch.cat([copy, crops]), [whole, *seen])
         grids = features.unflatten(1, whole).permute(0, 3, 1, 2)
         means = functional.avg_pool2d(grids, MERGED).permute(0, 2, 3, 1)
         joined = means[1:].unflatten(0, (lines, columns)).transpose(1, 2).flatten(2, 3)
@@ -67,39 +67,25 @@ def _ended(lines: Tensor, end: Tensor) -> Tensor:
     return torch.cat([lines, end[0].expand(len(lines), 1, -1)], 1).flatten(0, 1)
 
 
-class Tower(nn.Module):
-    """(crops [n, 3, size, size], the patches of each that are seen) → features [n, patches,
-    hidden], also of patches that are not seen. depth: the number of layers that are built."""
+class Tower(SpreadTower):
+    """Crops of one size."""
 
     def __init__(self, build: Build, sizes: VisionSizes, depth: int) -> None:
-        super().__init__()
+        super().__init__(build, sizes, depth)
         self.sizes = sizes
-        size = sizes.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {
-            "patch_embedding.weight": (size, 3, sizes.patch_size, sizes.patch_size),
-            "patch_embedding.bias": (size,),
-            "position_embedding.weight": (sizes.num_positions, size),
-        }
-        self.given = Parameters(build.at("embeddings"), shapes)
-        layers = build.at("encoder").at("layers")
-        self.layers = nn.ModuleList(VisionLayer(layers.at(index), sizes) for index in range(depth))
 
-    def forward(self, crops: Tensor, seen: Sequence[tuple[int, int]]) -> Tensor:
-        given = self.given
-        weight = given["patch_embedding.weight"]
-        patch = self.sizes.patch_size
+    def features(self, crops: Tensor, shown: Sequence[tuple[int, int]]) -> Tensor:
+        """(crops [n, 3, size, size], the patches of each that show something) → features [n,
+        patches, hidden], also of patches that show nothing, which no patch attends to."""
         grid = self.sizes.grid
-        cut = functional.unfold(crops.to(weight.dtype), patch, stride=patch).transpose(1, 2)
-        vectors = functional.linear(cut, weight.flatten(1), given["patch_embedding.bias"])
+        patch = self.sizes.patch_size
+        cut = functional.unfold(crops, patch, stride=patch).transpose(1, 2).flatten(0, 1)
         places = torch.zeros(len(crops), grid, grid, dtype=torch.int64, device=crops.device)
         mask = torch.zeros_like(places, dtype=torch.bool)
-        for index, (height, width) in enumerate(seen):
+        for index, (height, width) in enumerate(shown):
             spread = spread_places(height, width, grid, crops)
             places[index, :height, :width] = spread.unflatten(0, (height, width))
             mask[index, :height, :width] = True
-        vectors = vectors + given["position_embedding.weight"][places.flatten(1)]
-        hidden = vectors.flatten(0, 1)
         keys = None if bool(mask.all()) else mask.flatten(1)[:, None, None]
-        for layer in self.layers:
-            hidden = layer.forward(hidden, len(crops), keys)
-        return hidden.unflatten(0, (len(crops), -1))
+        rows = self.forward(cut, places.flatten(), len(crops), keys)
+        return rows.unflatten(0, (len(crops), -1))
