@@ -173,7 +173,8 @@ class Slicer:
         pixels = np.asarray(image, np.float32) / np.float32(255)
         pixels = pixels - np.array(self.mean, np.float32)
         pixels = pixels / np.array(self.deviation, np.float32)
-        lines, columns = image.height // side, image.width // side
+        lines = image.height // side
+        columns = image.width // side
         cut = pixels.reshape(lines, side, columns, side, 3).transpose(0, 2, 4, 1, 3)
         return cut.reshape(-1, 3, side, side)
 
