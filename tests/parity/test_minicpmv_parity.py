@@ -40,7 +40,7 @@ from tiny_models import divide
 from tokenizers import AddedToken
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 from transformers.models.idefics2.configuration_idefics2 import Idefics2VisionConfig
 from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
 
@@ -246,7 +246,7 @@ def processor_of(folder: Path) -> MiniCPMVProcessor:
         tensors={},
         tokenizer=TokenizerPayload("hf", folder),
     )
-    tokenizer: Any = PeerTokenizer(AutoTokenizer.from_pretrained(folder))
+    tokenizer: Any = PeerTokenizer(PreTrainedTokenizerFast.from_pretrained(folder))
     kind = MiniCPMOProcessor if config["architectures"] == ["MiniCPMO"] else MiniCPMVProcessor
     return kind(None, MultiModalProcessorSetup(checkpoint, tokenizer))
 
