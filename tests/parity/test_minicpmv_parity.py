@@ -457,6 +457,16 @@ def test_token_ids(reference: Reference) -> None:
     check_output(reference, mixed_prompt(5, image, 6), output.outputs[0], 1e-4)
 
 
+def test_a_tokenizer_with_code_of_its_own(tmp_path: Path) -> None:
+    """The code is not needed."""
+    reference = write(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    names = ["tokenization_qwen2.Qwen2Tokenizer", "tokenization_minicpmv_fast.MiniCPMVTokenizer"]
+    code = {"tokenizer_class": "MiniCPMVTokenizer", "auto_map": {"AutoTokenizer": names}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **code}))
+    check_media(reference, some_prompts(MARK)[:1])
+
+
 def test_an_adapter(tmp_path: Path) -> None:
     reference = write(tmp_path)
     adapter = add_adapter(reference.model, tmp_path, "llm.model", "model.layers")
