@@ -40,7 +40,7 @@ from tiny_models import divide
 from tokenizers import AddedToken
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 from transformers.models.idefics2.configuration_idefics2 import Idefics2VisionConfig
 from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
 
@@ -246,7 +246,7 @@ def processor_of(folder: Path) -> MiniCPMVProcessor:
         tensors={},
         tokenizer=TokenizerPayload("hf", folder),
     )
-    tokenizer: Any = PeerTokenizer(AutoTokenizer.from_pretrained(folder))
+    tokenizer: Any = PeerTokenizer(PreTrainedTokenizerFast.from_pretrained(folder))
     kind = MiniCPMOProcessor if config["architectures"] == ["MiniCPMO"] else MiniCPMVProcessor
     return kind(None, MultiModalProcessorSetup(checkpoint, tokenizer))
 
@@ -455,6 +455,16 @@ def test_token_ids(reference: Reference) -> None:
     with open_media_llm(reference.directory) as llm:
         (output,) = llm.generate([prompt], params, use_tqdm=False)
     check_output(reference, mixed_prompt(5, image, 6), output.outputs[0], 1e-4)
+
+
+def test_a_tokenizer_with_code_of_its_own(tmp_path: Path) -> None:
+    """The code is not needed."""
+    reference = write(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    names = ["tokenization_qwen2.Qwen2Tokenizer", "tokenization_minicpmv_fast.MiniCPMVTokenizer"]
+    code = {"tokenizer_class": "MiniCPMVTokenizer", "auto_map": {"AutoTokenizer": names}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **code}))
+    check_media(reference, some_prompts(MARK)[:1])
 
 
 def test_an_adapter(tmp_path: Path) -> None:

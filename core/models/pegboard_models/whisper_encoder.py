@@ -141,12 +141,13 @@ class EncoderLayer(nn.Module):
             part.unflatten(1, (self.num_heads, -1)).transpose(0, 1).split([*lengths], 1)
             for part in (self.query(x), self.key(x), self.value(x))
         ]
+        masks: Sequence[Tensor | None] = seen or [None] * len(lengths)
         mixed = [
             functional.scaled_dot_product_attention(
                 query[None], key[None, :, :count], value[None, :, :count], attn_mask=mask
             )[0]
             for query, key, value, count, mask in zip(
-                *split, attended or lengths, seen or [None] * len(lengths), strict=True
+                *split, attended or lengths, masks, strict=True
             )
         ]
         rows = torch.cat(mixed, 1).transpose(0, 1).flatten(1)

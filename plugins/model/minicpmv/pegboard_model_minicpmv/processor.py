@@ -192,7 +192,8 @@ class MiniCPMOProcessor(MiniCPMVProcessor):
         if modality != "audio":
             return super().process(modality, value, options)
         self.checked(options)
-        return self.speech(resample(*value, self.mel.rate))
+        samples, rate = value
+        return self.speech(resample(samples, rate, self.mel.rate))
 
     def speech(self, samples: np.ndarray) -> Processed:
         """samples: float32 [n]. Raises RequestError if they have no row."""

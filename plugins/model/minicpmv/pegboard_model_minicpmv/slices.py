@@ -170,10 +170,10 @@ class Slicer:
     def patches(self, image: "Image") -> np.ndarray:
         """Return the patches of an image of whole patches."""
         side = self.patch
-        pixels = np.asarray(image, np.float32) / np.float32(255)
-        pixels = pixels - np.array(self.mean, np.float32)
-        pixels = pixels / np.array(self.deviation, np.float32)
-        lines, columns = image.height // side, image.width // side
+        mean, deviation = (np.array(each, np.float32) for each in (self.mean, self.deviation))
+        pixels = (np.asarray(image, np.float32) / np.float32(255) - mean) / deviation
+        lines = image.height // side
+        columns = image.width // side
         cut = pixels.reshape(lines, side, columns, side, 3).transpose(0, 2, 4, 1, 3)
         return cut.reshape(-1, 3, side, side)
 
