@@ -1,7 +1,7 @@
 """A proxy before two servers of one model: the first one encodes images, audio and video, the
 second one answers. Both share a folder:
 
-    pegboard serve MODEL --port 8001 --encoder-connector shared_storage \\
+    pegboard serve MODEL --port 8001 --encoder-connector shared_storage --mm-encoder-only \\
         --encoder_connector.shared_storage.shared_storage_path rows
     pegboard serve MODEL --port 8002 --encoder-connector shared_storage \\
         --encoder_connector.shared_storage.shared_storage_path rows

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_qwen3_vl_parity
 import torch
 from pegboard_encoder_connector_shared_storage.connector import SharedStorageConnector
 from pegboard_model_llava.llava import Llava
+from test_qwen3_vl_parity import FILM, MARK
 from tiny_media import (
     MediaReference,
     check_media,
+    mixed_prompts,
     open_media_llm,
     prompt,
     some_prompts,
@@ -22,6 +25,7 @@ from tiny_whisper import about, sound, write_whisper
 
 from pegboard import SamplingParams
 from pegboard.errors import ConfigError
+from pegboard.worker.model_loader import fill_layers, wanted_of
 from pegboard_testing.contract_multimodal_processor import random_image
 
 
@@ -68,6 +72,55 @@ def test_the_second_engine_encodes_nothing(
     new = prompt(5, random_image(9, 9, seed=9))
     check_media(llava, [new], **sharing(tmp_path, "ec_consumer"))
     assert sum(encoded) == 1, "what is not there is encoded, by one of the ranks"
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen3_vl"])
+def test_an_engine_that_only_encodes(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has one layer of the language model, and makes the same rows."""
+    names: list[str] = []
+
+    def watched(declared: Any, *more: Any, **options: Any) -> None:
+        names.extend(wanted_of(declared))
+        fill_layers(declared, *more, **options)
+
+    monkeypatch.setattr("pegboard.worker.loaded_model.fill_layers", watched)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    is_llava = kind == "llava"
+    reference = write_llava(folder) if is_llava else test_qwen3_vl_parity.write(folder, kind)
+    prompts = some_prompts() if is_llava else mixed_prompts(MARK, FILM)
+    rows = tmp_path / "rows"
+    settings = {**sharing(rows, "ec_producer"), "mm_encoder_only": True}
+    params = SamplingParams(max_tokens=1)
+    with open_media_llm(folder, **settings) as llm:
+        llm.generate(prompts, params, use_tqdm=False)
+    count = len([*rows.rglob("*.safetensors")])
+    assert count >= 2
+    layers = [name for name in names if "language_model" in name and ".layers." in name]
+    assert layers and all(".layers.0." in name for name in layers)
+    check_media(reference, prompts, **sharing(rows, "ec_both"))
+    assert len([*rows.rglob("*.safetensors")]) == count
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"mm_encoder_only": True}, "encoder_connector"),
+        ({"mm_encoder_only": True, "max_loras": 1}, "max_loras is not possible"),
+        (
+            {"mm_encoder_only": True, "spec_method": "ngram", "spec_tokens": 2},
+            "spec_method is not possible",
+        ),
+    ],
+)
+def test_what_an_engine_that_only_encodes_cannot_do(
+    llava: MediaReference, tmp_path: Path, more: dict[str, Any], told: str
+) -> None:
+    connector = {} if told == "encoder_connector" else sharing(tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        open_media_llm(llava.directory, **connector, **more)
 
 
 def test_other_types_and_options_have_other_rows(

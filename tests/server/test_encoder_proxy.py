@@ -47,8 +47,9 @@ def servers(
     shared = ("--encoder-connector", "shared_storage", f"{option}.shared_storage_path", str(rows))
     roles = [(f"{option}.role", role) for role in ("ec_producer", "ec_consumer")]
     first, second = (tmp_path_factory.mktemp("server") for _ in roles)
+    encodes = (*roles[0], "--mm-encoder-only")
     with (
-        Server(llava.directory, first, *sizes, *shared, *roles[0], probe=probe) as producer,
+        Server(llava.directory, first, *sizes, *shared, *encodes, probe=probe) as producer,
         Server(llava.directory, second, *sizes, *shared, *roles[1], probe=probe) as consumer,
     ):
         yield [producer.wait_until_ready(), consumer.wait_until_ready()]

@@ -31,7 +31,8 @@ class DeepModel(PatchModel):
         self.size = size_of(text_config(config), "hidden_size")
         self.levels: Levels | None = None
         if build.has_first_layer:
-            self.levels = Levels(self.language, len(self.tower.taps))
+            is_chosen = build.layers is not None
+            self.levels = Levels(self.language, len(self.tower.taps), is_chosen=is_chosen)
 
     def embed(self, input_ids: Tensor, *more: Tensor) -> Tensor:
         return self.padded(super().embed(input_ids, *more))

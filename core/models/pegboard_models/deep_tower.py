@@ -93,12 +93,13 @@ class Merger(nn.Module):
 
 class Levels:
     """Adds rows to the hidden states of a step after each of the first layers of a language model.
-    rows: of each of these layers, [T, hidden]; they are set before the step. Raises ModelError if
-    the layers are not in the same pipeline stage."""
+    rows: of each of these layers, [T, hidden]; they are set before the step. is_chosen: the user
+    has chosen which layers there are. Raises ModelError if the layers are not in the same pipeline
+    stage."""
 
-    def __init__(self, language: nn.Module, count: int) -> None:
+    def __init__(self, language: nn.Module, count: int, *, is_chosen: bool = False) -> None:
         stack = next(part for part in language.modules() if isinstance(part, LayerStack))
-        if len(stack.layers) < count:
+        if len(stack.layers) < count and not is_chosen:
             raise ModelError(
                 f"what the tower sees is added after each of the first {count} layers, and the "
                 f"first pipeline stage has only {len(stack.layers)}; use fewer stages"

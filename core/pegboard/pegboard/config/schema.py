@@ -421,6 +421,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         doc("Encoder connector plugin: shares rows of images, audio and video with other engines"),
     ] = None
+    mm_encoder_only: Annotated[
+        bool,
+        doc(
+            "Load what encodes images, audio and video, and one layer of the language model: for "
+            "an engine that only makes rows for others. Its answers mean nothing",
+            needs="encoder_connector",
+        ),
+    ] = False
     kv_connectors: Annotated[list[str] | None, doc("KV connector plugins, in order")] = None
     kv_load_failure_policy: Annotated[
         Literal["recompute", "fail"], doc("What to do when a KV load fails", needs="kv_connectors")

@@ -139,7 +139,11 @@ class Worker:
         end = 0
         for checkpoint in self.plan.checkpoints:
             model = LoadedModel(
-                self.setup, checkpoint, first_layer=end, lora=None if self.models else lora
+                self.setup,
+                checkpoint,
+                first_layer=end,
+                lora=None if self.models else lora,
+                layers=range(1) if config.mm_encoder_only else None,
             )
             self.models.append(model)
             end = model.end_layer()
