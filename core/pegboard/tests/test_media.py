@@ -225,6 +225,9 @@ def test_a_placeholder_may_be_out_of_the_vocabulary(make_builder: MakeBuilder) -
     assert request.prompt_token_ids == [*b"AAB"]
     with pytest.raises(RequestError, match=r"token id 120 is out of vocabulary \(size 105\)"):
         built(builder, {"prompt_token_ids": [*b"<i>x"], **image})
+    for prompt in ({"prompt_token_ids": [*b"A<i>"]}, {"prompt_token_ids": [*b"<i>i"], **image}):
+        with pytest.raises(RequestError, match="token id 105 is out of vocabulary"):
+            built(builder, prompt)
 
 
 def test_items_before_the_prompt(make_builder: MakeBuilder) -> None:

@@ -86,7 +86,7 @@ class MediaInputs:
             every = self._placeholders.values()
             inside = [each for each in every if each.token_ids and not each.is_first]
             self.begins_prompts = any(each.is_first for each in every)
-            self.marks = {token for each in inside for token in each.token_ids}
+            self._firsts = {each.token_ids[0] for each in inside}
             self.feeds_encoder = not all(each.token_ids or each.is_first for each in every)
             self.texts = {name: each.text for name, each in self._placeholders.items()}
             reader = import_part(entry, spec.reader, "reader")
@@ -218,7 +218,7 @@ class MediaInputs:
     def _places(self, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
         """Yield the place and the modality of each placeholder in a prompt."""
         for place, token in enumerate(token_ids):
-            for name, placeholder in self._placeholders.items() if token in self.marks else ():
+            for name, placeholder in self._placeholders.items() if token in self._firsts else ():
                 target = placeholder.token_ids
                 is_here = tuple(token_ids[place : place + len(target)]) == target
                 if is_here and not placeholder.is_first:

@@ -366,6 +366,13 @@ class RequestBuilder:
         if (num_tokens := len(expanded.token_ids)) > longest:
             what = "those of its media" if prompt.media else "its padding"
             raise self._too_long(f"{num_tokens} tokens, with {what}")
+        # placeholders, whose place other tokens have taken, may be out of it
+        vocab_size = self.plan.vocab_size
+        if min(expanded.token_ids) < 0 or max(expanded.token_ids) >= vocab_size:
+            outside = next(token for token in expanded.token_ids if not 0 <= token < vocab_size)
+            raise RequestError(
+                f"token id {outside} is out of vocabulary (size {vocab_size})", parameter="prompt"
+            )
         return expanded
 
     def _token_ids(
@@ -375,7 +382,6 @@ class RequestBuilder:
         number of tokens to keep; -1 keeps as many as possible. A prompt for text keeps its last
         ones, a prompt for a vector its first ones. longest: the number of tokens that a prompt may
         have."""
-        vocab_size = self.plan.vocab_size
         types: Sequence[int] = ()
         if limit is not None and limit > self.plan.max_model_len:
             reason = (
@@ -428,16 +434,6 @@ class RequestBuilder:
             raise RequestError("the prompt is empty: it has no tokens", parameter="prompt")
         if len(token_ids) > longest:
             raise self._too_long(f"{len(token_ids)} tokens")
-        marks = () if self._media is None else self._media.marks
-        if (min(token_ids) < 0 or max(token_ids) >= vocab_size) and (
-            unknown := [
-                token for token in token_ids if not 0 <= token < vocab_size and token not in marks
-            ]
-        ):
-            raise RequestError(
-                f"token id {unknown[0]} is out of vocabulary (size {vocab_size})",
-                parameter="prompt",
-            )
         return token_ids, types[: len(token_ids)]
 
     @cached_property
