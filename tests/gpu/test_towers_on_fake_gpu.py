@@ -26,6 +26,7 @@ import test_glm4v_parity
 import test_kimi_vl_parity
 import test_llama4_media_parity
 import test_media_sizes
+import test_molmo_parity
 import test_phi4mm_parity
 import test_qwen3_vl_parity
 import test_qwen_omni_parity
@@ -79,6 +80,7 @@ FAMILIES: dict[str, Callable[[Path], object]] = {
     "glm4v": lambda folder: test_glm4v_parity.write(folder, "glm4v"),
     "kimi_vl": test_kimi_vl_parity.write,
     "llama4": test_llama4_media_parity.write,
+    "molmo": test_molmo_parity.write,
     "phi4mm": test_phi4mm_parity.write,
     "qwen3_vl": lambda folder: test_qwen3_vl_parity.write(folder, "qwen3_vl"),
     "siglip": test_siglip_parity.write,

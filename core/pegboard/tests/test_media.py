@@ -80,6 +80,13 @@ class First(Processor):
             return Placeholder("", tuple(b"ok"), is_first=True, ending=tuple(b"!?"))
         return Processor.placeholder(self, modality)
 
+class Beginning(Processor):
+    """Images come after the token that begins the prompt."""
+
+    def placeholder(self, modality):
+        begin = tuple(b"^")
+        return Placeholder("", begin, is_first=True, beginning=begin)
+
 class Padding(Processor):
     """Texts have ten tokens."""
 
@@ -103,10 +110,12 @@ def make_builder(fake_distributions: FakeDistributions) -> MakeBuilder:
         for name, kind in (
             ("acme_media", "Processor"),
             ("acme_first", "First"),
+            ("acme_beginning", "Beginning"),
             ("acme_padding", "Padding"),
         )
     }
-    names = {"Echo": "acme_media", "First": "acme_first", "Padding": "acme_padding"}
+    kinds = {"Echo": "media", **{name: name.lower() for name in ("First", "Beginning", "Padding")}}
+    names = {name: f"acme_{kind}" for name, kind in kinds.items()}
     entry = {"multimodal_processor": {name: f"{module}:SPEC" for name, module in names.items()}}
     fake_distributions.add("acme-media", entry, {**specs, "acme_media_code": SOURCE})
     registry = Registry(fake_distributions.scan())
@@ -194,6 +203,17 @@ def test_the_ends_of_a_prompt(make_builder: MakeBuilder, text: bytes, expected: 
 def test_a_prompt_without_items_before_it_stays(make_builder: MakeBuilder) -> None:
     prompt = {"prompt_token_ids": [*b"ok<a>"], "multi_modal_data": {"audio": "f"}}
     assert built(make_builder("First"), prompt).prompt_token_ids == [*b"okf"]
+
+
+@pytest.mark.parametrize("text", [b"^xy", b"xy"])
+def test_a_token_before_the_items(make_builder: MakeBuilder, text: bytes) -> None:
+    """It is there once, for all of them."""
+    items = {"image": ["ab", "cd"]}
+    request = built(
+        make_builder("Beginning"), {"prompt_token_ids": [*text], "multi_modal_data": items}
+    )
+    assert request.prompt_token_ids == [*b"^abcdxy"]
+    assert [item.places for item in request.media] == [((1, 2),), ((3, 2),)]
 
 
 def test_texts_are_padded(make_builder: MakeBuilder) -> None:
