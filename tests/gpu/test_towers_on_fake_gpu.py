@@ -22,6 +22,7 @@ import test_chameleon_parity
 import test_deepseek_ocr_parity
 import test_deepseek_vl2_parity
 import test_fuyu_parity
+import test_glm4v_9b_parity
 import test_glm4v_parity
 import test_kimi_vl_parity
 import test_llama4_media_parity
@@ -78,6 +79,9 @@ FAMILIES: dict[str, Callable[[Path], object]] = {
     "deepseek_vl2": test_deepseek_vl2_parity.write,
     "fuyu": test_fuyu_parity.write,
     "glm4v": lambda folder: test_glm4v_parity.write(folder, "glm4v"),
+    "glm4v_9b": lambda folder: test_glm4v_9b_parity.write(
+        folder, architectures=["GLM4VForCausalLM"]
+    ),
     "kimi_vl": test_kimi_vl_parity.write,
     "llama4": test_llama4_media_parity.write,
     "molmo": test_molmo_parity.write,

@@ -97,6 +97,8 @@ def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]
             f"{directory / 'config.json'} has architectures {names!r}, expected a list of class "
             "names"
         )
+    if names == ["ChatGLMModel"] and config.get("vision_config"):
+        return ("GLM4VForCausalLM",)  # GLM-4V has the name of its language model
     return tuple(names)
 
 
