@@ -32,7 +32,7 @@ from tiny_media import (
 from tiny_models import VOCAB_SIZE, divide
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoTokenizer, CLIPVisionConfig, CLIPVisionModel
+from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from pegboard import SamplingParams
 from pegboard.errors import ModelError
@@ -201,14 +201,6 @@ def random_clip() -> Any:
     return clip
 
 
-def setup_of(folder: Path) -> MultiModalProcessorSetup:
-    """Return what the processor is built of, with the folder's own tokenizer."""
-    config = json.loads((folder / "config.json").read_text())
-    setup = image_setup(folder, config, [])
-    tokenizer: Any = PeerTokenizer(AutoTokenizer.from_pretrained(folder))
-    return MultiModalProcessorSetup(setup.checkpoint, tokenizer)
-
-
 def write(folder: Path, kind: str = "7B-D", **more: Any) -> Reference:
     """Write a checkpoint with the published names."""
     model_type, values = KINDS[kind]
@@ -278,10 +270,13 @@ def write(folder: Path, kind: str = "7B-D", **more: Any) -> Reference:
     images = {"max_crops": 4, "overlap_margins": [2, 2], "base_image_input_size": [24, 24]}
     file = {"image_processor_type": "MolmoImageProcessor", **images}
     (folder / "preprocessor_config.json").write_text(json.dumps(file))
-    make_tokenizer(SPECIAL, "").save_pretrained(folder)
+    tokenizer = make_tokenizer(SPECIAL, "")
+    tokenizer.save_pretrained(folder)
+    peer: Any = PeerTokenizer(tokenizer)
+    setup = MultiModalProcessorSetup(image_setup(folder, config, []).checkpoint, peer)
     reference = Reference(folder, model, lambda one: {})
     reference.parts = clip, others
-    reference.processor = MolmoProcessor(None, setup_of(folder))
+    reference.processor = MolmoProcessor(None, setup)
     return reference
 
 
