@@ -22,11 +22,13 @@ import test_chameleon_parity
 import test_deepseek_ocr_parity
 import test_deepseek_vl2_parity
 import test_fuyu_parity
+import test_glm4v_9b_parity
 import test_glm4v_parity
 import test_kimi_vl_parity
 import test_llama4_media_parity
 import test_media_sizes
 import test_minicpmv_parity
+import test_molmo_parity
 import test_phi4mm_parity
 import test_qwen3_vl_parity
 import test_qwen_omni_parity
@@ -78,8 +80,12 @@ FAMILIES: dict[str, Callable[[Path], object]] = {
     "deepseek_vl2": test_deepseek_vl2_parity.write,
     "fuyu": test_fuyu_parity.write,
     "glm4v": lambda folder: test_glm4v_parity.write(folder, "glm4v"),
+    "glm4v_9b": lambda folder: test_glm4v_9b_parity.write(
+        folder, architectures=["GLM4VForCausalLM"], auto_map={}
+    ),
     "kimi_vl": test_kimi_vl_parity.write,
     "llama4": test_llama4_media_parity.write,
+    "molmo": lambda folder: test_molmo_parity.write(folder, auto_map={}),
     "phi4mm": test_phi4mm_parity.write,
     "minicpmo": lambda folder: test_minicpmv_parity.write(folder, "o 2.6"),
     "minicpmv": test_minicpmv_parity.write,

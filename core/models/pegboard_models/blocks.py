@@ -68,7 +68,9 @@ class PostNorm(nn.Module):
 class SelfAttention(nn.Module):
     """Grouped-query attention with its projections. heads: number of query heads, of KV heads, and
     their channels. norm: of queries and keys, before they are rotated; None = they are not
-    normalized. names: of these norms. output: name of the last projection. more: of `Attention`."""
+    normalized. names: of these norms. qkv: see `QKVLinear`. limit: queries, keys and values are
+    limited to ± this before; None = they are not. output: name of the last projection. more: of
+    `Attention`."""
 
     def __init__(
         self,
@@ -81,12 +83,15 @@ class SelfAttention(nn.Module):
         bias: bool = False,
         norm: HeadNorm | None = None,
         names: tuple[str, str] = ("q_norm", "k_norm"),
+        qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj"),
+        limit: float | None = None,
         output: str = "o_proj",
         output_bias: bool | None = None,
         **more: Any,
     ) -> None:
         super().__init__()
-        self.qkv_proj = QKVLinear(build, hidden, *heads, bias=bias)
+        self.qkv_proj = QKVLinear(build, hidden, *heads, bias=bias, names=qkv)
+        self.limit = limit
         self.q_norm = self.k_norm = None
         if norm is not None:
             of_queries, of_keys = heads_held(build, *heads[:2])
@@ -101,6 +106,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, *step: Any) -> Tensor:
         q, k, v = self.qkv_proj(hidden)
+        if self.limit is not None:
+            q, k, v = (part.clamp(-self.limit, self.limit) for part in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm(q)
             k = self.k_norm(k)

@@ -61,6 +61,13 @@ def described(
     return {name: given.get(name, default) for name, default in defaults.items()}
 
 
+def is_color(value: object) -> bool:
+    """Return whether a value is a number for each of red, green and blue."""
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        return False
+    return all(isinstance(part, int | float) and not isinstance(part, bool) for part in value)
+
+
 def token_id(tokenizer: "Tokenizer", text: str) -> int:
     """Return the id of a special token. Raises ModelError if the tokenizer has no such token."""
     ids = tokenizer.encode(text, add_special_tokens=False)

@@ -99,6 +99,13 @@ class Numbering(Processor):
     def heading(self, modality, number, facts):
         return f"{modality[0]}{number}:".encode() if facts["size"] > 1 else ()
 
+class Beginning(Processor):
+    """Images come after the token that begins the prompt."""
+
+    def placeholder(self, modality):
+        begin = tuple(b"^")
+        return Placeholder("", begin, is_first=True, beginning=begin)
+
 class Padding(Processor):
     """Texts have ten tokens."""
 
@@ -123,6 +130,7 @@ def make_builder(fake_distributions: FakeDistributions) -> MakeBuilder:
             ("acme_media", "Processor"),
             ("acme_first", "First"),
             ("acme_numbering", "Numbering"),
+            ("acme_beginning", "Beginning"),
             ("acme_padding", "Padding"),
             ("acme_counted", "Counted"),
         )
@@ -130,6 +138,7 @@ def make_builder(fake_distributions: FakeDistributions) -> MakeBuilder:
     names = {
         "Echo": "acme_media",
         "First": "acme_first",
+        "Beginning": "acme_beginning",
         "Numbering": "acme_numbering",
         "Padding": "acme_padding",
         "Counted": "acme_counted",
@@ -268,6 +277,17 @@ def test_the_ends_of_a_prompt(make_builder: MakeBuilder, text: bytes, expected: 
 def test_a_prompt_without_items_before_it_stays(make_builder: MakeBuilder) -> None:
     prompt = {"prompt_token_ids": [*b"ok<a>"], "multi_modal_data": {"audio": "f"}}
     assert built(make_builder("First"), prompt).prompt_token_ids == [*b"okf"]
+
+
+@pytest.mark.parametrize("text", [b"^xy", b"xy"])
+def test_a_token_before_the_items(make_builder: MakeBuilder, text: bytes) -> None:
+    """It is there once, for all of them."""
+    items = {"image": ["ab", "cd"]}
+    request = built(
+        make_builder("Beginning"), {"prompt_token_ids": [*text], "multi_modal_data": items}
+    )
+    assert request.prompt_token_ids == [*b"^abcdxy"]
+    assert [item.places for item in request.media] == [((1, 2),), ((3, 2),)]
 
 
 def test_texts_are_padded(make_builder: MakeBuilder) -> None:

@@ -14,7 +14,7 @@ class TestMyProcessor(MultiModalProcessorContract):
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,7 +41,10 @@ def random_image(width: int, height: int, seed: int = 0) -> Any:
 
 
 class MultiModalProcessorContract:
-    """Every processor passes these. Override `tokenizer`, `processor` and `items`."""
+    """Every processor passes these. Override `tokenizer`, `processor` and `items`. row_counts:
+    numbers of rows that an item may have."""
+
+    row_counts: Sequence[int] = (1, 7)
 
     def tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer."""
@@ -120,7 +123,7 @@ class MultiModalProcessorContract:
         processor: Any = self.processor()
         place = getattr(processor, "place_rows", None)
         for modality in {modality for modality, _ in self.items()} if place else ():
-            for count in (1, 7):
+            for count in self.row_counts:
                 placed = place(modality, count)
                 assert isinstance(placed, Processed) and not placed.arrays
                 is_row = placed.is_row

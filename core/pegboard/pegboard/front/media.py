@@ -111,7 +111,7 @@ class MediaInputs:
             if kind.is_first
         ]
         places += self._places(token_ids)
-        expanded: list[int] = []
+        expanded = [*next((each.beginning for each in kinds if each.beginning), ())]
         items: list[MediaItem] = []
         rows: list[PromptEmbeds] = []
         placed: list[PlacedItem] = []

@@ -79,12 +79,14 @@ class Placeholder:
     attends to the item, which then is not in the prompt.
     is_first: the items come before the prompt's own tokens, also before the one that begins it. The
     text is empty. If the prompt begins with token_ids, the items take their place.
+    beginning: tokens that come before such items, once for all of them.
     ending: tokens that come after a prompt with such an item, unless it already ends with them."""
 
     text: str
     token_ids: tuple[int, ...]
     is_first: bool = False
     ending: tuple[int, ...] = ()
+    beginning: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

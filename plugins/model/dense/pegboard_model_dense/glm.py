@@ -89,7 +89,8 @@ class ChatGLM(Decoder):
             standard, names=names, qkv_bias=bias or is_on(config, "add_qkv_bias"), out_bias=bias
         )
         base = 10000.0 * (read(config, "rope_ratio", float) or 1.0)
-        rope = Rotary(base, {}, model.head_dim // 2, pairs=True)
+        pairs = read(config, "original_rope", bool) is not False
+        rope = Rotary(base, {}, model.head_dim // 2, pairs=pairs)
         return replace(model, ropes=(rope,), up_bias=bias, down_bias=bias)
 
 

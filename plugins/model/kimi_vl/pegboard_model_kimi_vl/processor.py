@@ -16,7 +16,7 @@ from pegboard.interfaces.multimodal_processor import (
 )
 from pegboard_model_kimi_vl.sizes import MoonViTSizes, image_token, merge_of
 from pegboard_models.patch_sizes import CLIP
-from pegboard_models.processing import FILES, described
+from pegboard_models.processing import FILES, described, is_color
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -149,10 +149,3 @@ def check_values(values: Mapping[str, Any], sizes: MoonViTSizes) -> None:
                 f"the checkpoint's image processor has {name}={values[name]!r}; expected "
                 f"{expected[name]}. Correct {FILES[0]}"
             )
-
-
-def is_color(value: object) -> bool:
-    """Return whether a value is a number for each of red, green and blue."""
-    if not isinstance(value, list | tuple) or len(value) != 3:
-        return False
-    return all(isinstance(part, int | float) and not isinstance(part, bool) for part in value)

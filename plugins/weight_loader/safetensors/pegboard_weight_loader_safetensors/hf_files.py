@@ -14,6 +14,8 @@ from pegboard.errors import ModelError
 _BESIDE = ("eos_token_id", "dtype", "torch_dtype")
 _UNNAMED = {"deepseek_vl_v2": ("DeepseekVLV2ForCausalLM",)}
 """The architectures of configs that name none, by their model_type."""
+_NEW_TOKENS = 128
+"""The tokens that Molmo reads and never writes."""
 
 
 def read_optional(path: Path) -> dict[str, Any]:
@@ -26,7 +28,16 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{directory} has no config.json; expected a model in Hugging Face layout")
     config: dict[str, Any] = decoded(read_object(path))
-    return with_text(config)
+    return with_vocabulary(with_text(config))
+
+
+def with_vocabulary(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with its padded_vocab_size, if the model has a second table of embeddings
+    that the config does not tell (Molmo)."""
+    size = config.get("embedding_size") or config.get("vocab_size")
+    if config.get("model_type") != "molmo" or type(size) is not int:
+        return config
+    return {"padded_vocab_size": size + _NEW_TOKENS, **config}
 
 
 def with_text(config: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +97,8 @@ def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]
             f"{directory / 'config.json'} has architectures {names!r}, expected a list of class "
             "names"
         )
+    if names == ["ChatGLMModel"] and config.get("vision_config"):
+        return ("GLM4VForCausalLM",)  # GLM-4V has the name of its language model
     return tuple(names)
 
 

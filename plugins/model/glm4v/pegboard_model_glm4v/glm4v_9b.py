@@ -1,0 +1,47 @@
+"""GLM-4V-9B (GLM Team 2024): a ChatGLM that reads images of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pegboard.layers import Build, size_of
+from pegboard_model_glm4v.eva_sizes import POSITION, EvaSizes
+from pegboard_model_glm4v.eva_tower import EvaTower
+
+LANGUAGE = "ChatGLMModel"
+"""The architecture of the language model."""
+
+
+class Glm4v9b(nn.Module):
+    """The tower is built only where prompts are embedded. All patches of an image have the same
+    position."""
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__()
+        self.language: Any = build.language_model({**config, "architectures": [LANGUAGE]})
+        build.declared.axes.append(POSITION)
+        if build.has_first_layer:
+            sizes = EvaSizes.of(config)
+            outer = size_of(config, "hidden_size")
+            inner = size_of(config, "ffn_hidden_size")
+            self.tower = EvaTower(build.at("transformer.vision"), sizes, outer, inner)
+
+    def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """items: pixel_values [3, size, size] → [rows, hidden] of each."""
+        return [*self.tower.forward(torch.stack([item["pixel_values"] for item in items]))]
+
+    def embed(self, input_ids: Tensor, *more: Tensor) -> Tensor:
+        rows: Tensor = self.language.embed(input_ids, *more)
+        return rows
+
+    def forward(self, hidden: Tensor, *positions: Tensor) -> Tensor:
+        states: Tensor = self.language.forward(hidden, *positions)
+        return states
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        values: Tensor = self.language.logits(hidden)
+        return values

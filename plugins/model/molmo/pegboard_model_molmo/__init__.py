@@ -1,0 +1,1 @@
+"""Molmo: a language model that reads images in crops that overlap."""
