@@ -36,7 +36,7 @@ WALL_FACTOR = 25.0
 LIMIT_S = 10.0
 """After how long the import of a spec is interrupted."""
 
-PARTS = ("adapters", "implementation", "options", "probe", "suits", "validate", "worker")
+PARTS = ("adapters", "implementation", "options", "parts", "probe", "suits", "validate", "worker")
 """The fields of specs that name something heavy."""
 
 HEAVY = ("torch", "transformers", "pydantic", "numpy", "tensorflow", "jax", "triton")

@@ -111,7 +111,7 @@ def check_parts(entry: Entry, spec: Spec) -> None:
         assert callable(make), (
             f"{entry.id}: {part} {path!r} is a {type(make).__name__}, expected a class or function"
         )
-        if part in ("probe", "suits", "validate"):
+        if part in ("probe", "suits", "validate", "parts"):
             assert _takes(make, 1), f"{entry.id}: {part} {path!r} must take exactly one argument"
         check_methods(entry, part, path, make)
     if isinstance(spec, ModelFamilySpec):
