@@ -1,1 +1,1 @@
-"""Logits processor `repetition`: an output that repeats itself ends."""
+"""Logits processors against repetition: an output ends, or n tokens come only once."""

@@ -1,4 +1,4 @@
-"""Spec of the logits processor `repetition`."""
+"""Specs of this package."""
 
 from __future__ import annotations
 
@@ -10,5 +10,12 @@ REPETITION = LogitsProcessorSpec(
     options="pegboard_logits_processor_repetition.options:RepetitionOptions",
     arguments=("stop_repetition",),
     validate="pegboard_logits_processor_repetition.request:validate",
+    flags=frozenset({"host_tokens"}),
+)
+NGRAMS = LogitsProcessorSpec(
+    api="1.0",
+    implementation="pegboard_logits_processor_repetition.ngrams:NgramProcessor",
+    arguments=("ngram_size", "window_size", "whitelist_token_ids"),
+    validate="pegboard_logits_processor_repetition.ngram_request:validate",
     flags=frozenset({"host_tokens"}),
 )
