@@ -15,15 +15,14 @@ from pegboard_model_aria.processor import AriaProcessor
 from safetensors.torch import load_file, save_file
 from tiny_media import (
     MEDIA_TEXT,
+    MediaParity,
     MediaReference,
     Prompt,
     built_model,
-    check_media,
     make_media_model,
     make_tokenizer,
     some_prompts,
 )
-from tiny_models import divide
 from transformers.models.aria.image_processing_pil_aria import AriaImageProcessorPil
 
 from pegboard_testing.contract_multimodal_processor import random_image
@@ -166,22 +165,8 @@ def test_the_tensors_that_are_read(reference: MediaReference) -> None:
     assert not any("vision" in name or "multi_modal" in name for name in later)
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "chunks inside an item": {},
-    "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
-    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
-}
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits(reference: MediaReference, settings: dict[str, Any]) -> None:
-    """Twice: the second time, the prefixes are in the cache."""
-    check_media(reference, some_prompts(MARK), repeats=2, **settings)
-
-
-def test_divided(reference: MediaReference, monkeypatch: pytest.MonkeyPatch) -> None:
-    divide(monkeypatch, 2, 2)
-    check_media(reference, some_prompts(MARK), num_tokens=3)
+class TestParity(MediaParity):
+    prompts = staticmethod(lambda: some_prompts(MARK))
 
 
 def test_the_processor_and_the_model(reference: MediaReference) -> None:

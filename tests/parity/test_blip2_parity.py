@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tiny_media import (
     MEDIA_TEXT,
     VISION,
+    MediaParity,
     MediaReference,
     Prompt,
     built_model,
@@ -144,17 +145,9 @@ def test_the_tensors_of_a_later_part(reference: MediaReference) -> None:
     assert not any(name.startswith(("vision", "qformer", "query")) for name in used)
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "chunks inside an item": {"max_num_batched_tokens": 8},
-    "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
-    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
-}
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits(reference: MediaReference, settings: dict[str, Any]) -> None:
-    """Twice: the second time, the prefixes are in the cache."""
-    check_media(reference, some_prompts(""), repeats=2, **settings)
+class TestParity(MediaParity):
+    prompts = staticmethod(lambda: some_prompts(""))
+    part = 8
 
 
 def test_another_language_model(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tiny_deepseek import (
 )
 from tiny_deepseek import language_model as their_language
 from tiny_media import (
+    MediaParity,
     built_model,
     check_media,
     language_model,
@@ -36,7 +37,6 @@ from tiny_media import (
     prompt,
     some_prompts,
 )
-from tiny_models import divide
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import SiglipVisionConfig, SiglipVisionModel
@@ -256,22 +256,8 @@ def reference(request: Any, tmp_path_factory: pytest.TempPathFactory) -> RowsRef
     return write(tmp_path_factory.mktemp("language"), request.param)
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "chunks inside an item": {},
-    "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
-    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
-}
-
-
-@pytest.mark.parametrize("chosen", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits(reference: RowsReference, chosen: dict[str, Any]) -> None:
-    """Twice: the second time, the prefixes are in the cache."""
-    check_media(reference, some_prompts(MARK), repeats=2, **chosen)
-
-
-def test_divided(reference: RowsReference, monkeypatch: pytest.MonkeyPatch) -> None:
-    divide(monkeypatch, 2, 2)
-    check_media(reference, some_prompts(MARK), num_tokens=3)
+class TestParity(MediaParity):
+    prompts = staticmethod(lambda: some_prompts(MARK))
 
 
 def test_an_image_in_one_tile(tmp_path: Path) -> None:

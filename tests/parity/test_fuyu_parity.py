@@ -13,6 +13,7 @@ from pegboard_model_fuyu.fuyu import Fuyu
 from safetensors.torch import load_file, save_file
 from tiny_media import (
     MEDIA_TEXT,
+    MediaParity,
     MediaReference,
     Prompt,
     built_model,
@@ -21,7 +22,6 @@ from tiny_media import (
     make_tokenizer,
     some_prompts,
 )
-from tiny_models import divide
 from tokenizers.processors import TemplateProcessing
 from transformers.models.fuyu.image_processing_pil_fuyu import FuyuImageProcessorPil
 
@@ -118,22 +118,9 @@ def test_rows(reference: MediaReference) -> None:
     assert not any("vision" in name for name in later)
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "chunks inside an item": {"max_num_batched_tokens": 8},
-    "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
-    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
-}
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits(reference: MediaReference, settings: dict[str, Any]) -> None:
-    """Twice: the second time, the prefixes are in the cache."""
-    check_media(reference, some_prompts(""), repeats=2, **settings)
-
-
-def test_divided(reference: MediaReference, monkeypatch: pytest.MonkeyPatch) -> None:
-    divide(monkeypatch, 2, 2)
-    check_media(reference, some_prompts(""), num_tokens=3)
+class TestParity(MediaParity):
+    prompts = staticmethod(lambda: some_prompts(""))
+    part = 8
 
 
 def test_a_flat_config(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from test_latent_parity import EXPERTS, LATENT
 from tiny_media import (
     MEDIA_TEXT,
+    MediaParity,
     MediaReference,
     Prompt,
     built_model,
@@ -31,7 +32,6 @@ from tiny_media import (
     random_model,
     some_prompts,
 )
-from tiny_models import divide
 from torch import Tensor
 from torch.nn import functional
 from transformers.models.kimi_k25.configuration_kimi_k25 import Kimi_K25VisionConfig
@@ -219,22 +219,8 @@ def test_rows(reference: Reference, shapes: list[tuple[int, int]]) -> None:
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "chunks inside an item": {},
-    "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
-    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 70},
-}
-
-
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits(reference: Reference, options: dict[str, Any]) -> None:
-    """Twice: the second time, the prefixes are in the cache."""
-    check_media(reference, some_prompts(MARK), repeats=2, **options)
-
-
-def test_divided(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    divide(monkeypatch, 2, 2)
-    check_media(reference, some_prompts(MARK))
+class TestParity(MediaParity):
+    prompts = staticmethod(lambda: some_prompts(MARK))
 
 
 def test_a_chat(reference: Reference) -> None:

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from test_audio_parity import BINS, ENCODER, RATE, tone
 from tiny_media import (
     MEDIA_TEXT,
+    MediaParity,
     MediaReference,
     Prompt,
     add_adapter,
@@ -36,7 +37,6 @@ from tiny_media import (
     random_model,
     some_prompts,
 )
-from tiny_models import divide
 from tokenizers import AddedToken
 from torch import Tensor, nn
 from torch.nn import functional
@@ -359,22 +359,10 @@ def test_only_the_first_stage_has_a_tower(reference: Reference) -> None:
     assert all(name.startswith("llm.") for name in used)
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "chunks inside an item": {"max_num_batched_tokens": 16},
-    "whole prompts": {"max_num_batched_tokens": 512, "block_size": 16},
-    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 70},
-}
-
-
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits(reference: Reference, options: dict[str, Any]) -> None:
-    """Twice: the second time, the prefixes are in the cache."""
-    check_media(reference, some_prompts(MARK), repeats=2, **options)
-
-
-def test_divided(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    divide(monkeypatch, 2, 2)
-    check_media(reference, some_prompts(MARK))
+class TestParity(MediaParity):
+    prompts = staticmethod(lambda: some_prompts(MARK))
+    part = 16
+    whole = 512
 
 
 def test_videos(reference: Reference) -> None:
@@ -419,14 +407,14 @@ def heard_prompts() -> list[Prompt]:
     ]
 
 
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits_of_speech(omni: Reference, options: dict[str, Any]) -> None:
-    check_media(omni, heard_prompts(), repeats=2, **options)
+class TestSpeech(MediaParity):
+    prompts = staticmethod(heard_prompts)
+    part = 16
+    whole = 512
 
-
-def test_divided_speech(omni: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    divide(monkeypatch, 2, 2)
-    check_media(omni, heard_prompts())
+    @pytest.fixture
+    def reference(self, omni: Reference) -> Reference:
+        return omni
 
 
 def test_a_chat(reference: Reference) -> None:

@@ -18,10 +18,10 @@ from pegboard_model_molmo.processor import BEGIN, TOKENS, MolmoProcessor
 from safetensors.torch import load_file, save_file
 from tiny_media import (
     MEDIA_TEXT,
+    MediaParity,
     MediaReference,
     Prompt,
     built_model,
-    check_media,
     check_output,
     make_tokenizer,
     open_media_llm,
@@ -29,7 +29,7 @@ from tiny_media import (
     random_model,
     some_prompts,
 )
-from tiny_models import VOCAB_SIZE, divide
+from tiny_models import VOCAB_SIZE
 from torch import Tensor
 from torch.nn import functional
 from transformers import CLIPVisionConfig, CLIPVisionModel
@@ -306,22 +306,8 @@ def test_rows(published: Reference, sizes: list[tuple[int, int]]) -> None:
         torch.testing.assert_close(ours, published.rows(*item.values()), atol=1e-4, rtol=1e-4)
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "chunks inside an item": {},
-    "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
-    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 70},
-}
-
-
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits(reference: Reference, options: dict[str, Any]) -> None:
-    """Twice: the second time, the prefixes are in the cache."""
-    check_media(reference, some_prompts(""), repeats=2, **options)
-
-
-def test_divided(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    divide(monkeypatch, 2, 2)
-    check_media(reference, some_prompts(""))
+class TestParity(MediaParity):
+    prompts = staticmethod(lambda: some_prompts(""))
 
 
 def test_a_chat(published: Reference) -> None:

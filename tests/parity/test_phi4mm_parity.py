@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,16 @@ from safetensors.torch import load_file, save_file
 from test_audio_parity import RATE, tone
 from tiny_media import (
     MEDIA_TEXT,
+    MediaParity,
     MediaReference,
     Prompt,
     add_adapter,
     built_model,
-    check_media,
     check_output,
     make_tokenizer,
     open_media_llm,
     random_model,
 )
-from tiny_models import divide
 from torch import Tensor
 from torch.nn import functional
 from transformers.models.phi4_multimodal.feature_extraction_phi4_multimodal import (
@@ -321,22 +320,10 @@ def some_prompts() -> list[Prompt]:
     ]
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "chunks inside an item": {"max_num_batched_tokens": 64},
-    "whole prompts": {"max_num_batched_tokens": 2048},
-    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 2048},
-}
-
-
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits(reference: Reference, options: Mapping[str, Any]) -> None:
-    """Twice: the second time, the prefixes are in the cache."""
-    check_media(reference, some_prompts(), repeats=2, **options)
-
-
-def test_divided(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    divide(monkeypatch, 2, 2)
-    check_media(reference, some_prompts())
+class TestParity(MediaParity):
+    prompts = staticmethod(lambda: some_prompts())
+    part = 64
+    whole = 2048
 
 
 def test_adapters(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from test_audio_parity import AUDIO, BINS, ENCODER, RATE, tone
 from tiny_media import (
     MEDIA_TEXT,
+    MediaParity,
     MediaReference,
     Prompt,
     built_model,
@@ -37,7 +38,6 @@ from tiny_media import (
     open_media_llm,
     random_model,
 )
-from tiny_models import divide
 from torch import Tensor
 from torch.nn import functional
 
@@ -306,22 +306,8 @@ def test_rows(reference: Reference, layout: str, lengths: list[int]) -> None:
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "chunks inside an item": {},
-    "whole prompts": {"max_num_batched_tokens": 256, "block_size": 16},
-    "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 70},
-}
-
-
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
-def test_logits(reference: Reference, options: dict[str, Any]) -> None:
-    """Twice: the second time, the prefixes are in the cache."""
-    check_media(reference, some_prompts(), repeats=2, **options)
-
-
-def test_divided(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    divide(monkeypatch, 2, 2)
-    check_media(reference, some_prompts())
+class TestParity(MediaParity):
+    prompts = staticmethod(lambda: some_prompts())
 
 
 def test_a_chat(reference: Reference) -> None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file, save_file
-from tiny_models import SIZES, TOLERANCE, VOCAB_SIZE, open_llm
+from tiny_models import SIZES, TOLERANCE, VOCAB_SIZE, divide, open_llm
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -210,6 +211,32 @@ def check_media(
     for one, *others in zip(prompts, *runs, strict=True):
         for output in others:
             check_output(reference, one, output.outputs[0], tolerance)
+
+
+class MediaParity:
+    """Tests of a module with a fixture `reference`. prompts: makes what they compare. part: the
+    tokens of a step that ends inside items; None = the few of `open_llm`. whole: those of one that
+    takes whole prompts."""
+
+    prompts: Callable[[], Sequence[Prompt]]
+    part: int | None = None
+    whole = 256
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        return {
+            "inside items": {"max_num_batched_tokens": self.part} if self.part else {},
+            "whole prompts": {"max_num_batched_tokens": self.whole, "block_size": 16},
+            "no cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 70},
+        }
+
+    @pytest.mark.parametrize("how", ["inside items", "whole prompts", "no cache"])
+    def test_logits(self, reference: MediaReference, how: str) -> None:
+        """Twice: the second time, the prefixes are in the cache."""
+        check_media(reference, self.prompts(), repeats=2, **self.settings()[how])
+
+    def test_divided(self, reference: MediaReference, monkeypatch: pytest.MonkeyPatch) -> None:
+        divide(monkeypatch, 2, 2)
+        check_media(reference, self.prompts(), num_tokens=3)
 
 
 def check_output(reference: MediaReference, one: Prompt, answer: Any, tolerance: float) -> None:

@@ -129,28 +129,11 @@ def build_within(build: Build, whole: str, parts: Sequence[str]) -> Build:
     return replace(build, renamed={**build.renamed, **names})
 
 
-class WithLanguageModel(nn.Module):
-    """The stages of a `Model`, which are those of its language model. `embed` takes token ids, so
-    a placeholder's row is that of its token until the rows of the item take its place. part: what
-    checkpoints call the language model."""
+class LanguageStages(nn.Module):
+    """The stages of a `Model`, which are those of `language`. `embed` takes token ids, so a
+    placeholder's row is that of its token until the rows of the item take its place."""
 
-    part = "language_model"
-
-    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        super().__init__()
-        inner = build_of_language(build, self.part)
-        self.language: Any = inner.language_model(text_config(config))
-        part = self.part
-        root = build.at("model").path
-        head = build.at("lm_head").path
-        names = {
-            "model": (f"model.{part}", f"{part}.model", f"{root}.{part}", root),
-            "lm_head": (f"{part}.lm_head", head),
-        }
-        for name, others in names.items():
-            path = inner.at(name).path
-            aliases = {other: path for other in (*others, name) if other != path}
-            build.declared.aliases.update(aliases)
+    language: Any
 
     def embed(self, input_ids: Tensor, *more: Tensor) -> Tensor:
         rows: Tensor = self.language.embed(input_ids, *more)
@@ -163,3 +146,25 @@ class WithLanguageModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.language.logits(hidden)
         return values
+
+
+class WithLanguageModel(LanguageStages):
+    """A model whose config has a text_config. part: what checkpoints call the language model."""
+
+    part = "language_model"
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__()
+        inner = build_of_language(build, self.part)
+        self.language = inner.language_model(text_config(config))
+        part = self.part
+        root = build.at("model").path
+        head = build.at("lm_head").path
+        names = {
+            "model": (f"model.{part}", f"{part}.model", f"{root}.{part}", root),
+            "lm_head": (f"{part}.lm_head", head),
+        }
+        for name, others in names.items():
+            path = inner.at(name).path
+            aliases = {other: path for other in (*others, name) if other != path}
+            build.declared.aliases.update(aliases)

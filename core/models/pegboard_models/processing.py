@@ -61,6 +61,17 @@ def described(
     return {name: given.get(name, default) for name, default in defaults.items()}
 
 
+def check_values(values: Mapping[str, Any], rules: Mapping[str, tuple[bool, str]]) -> None:
+    """Raise ModelError for a value of a checkpoint's image processor that is wrong. rules: by its
+    name, whether it is right, and what was expected."""
+    for name, (is_right, expected) in rules.items():
+        if not is_right:
+            raise ModelError(
+                f"the checkpoint's image processor has {name}={values[name]!r}; expected "
+                f"{expected}. Correct {FILES[0]}"
+            )
+
+
 def is_color(value: object) -> bool:
     """Return whether a value is a number for each of red, green and blue."""
     if not isinstance(value, list | tuple) or len(value) != 3:

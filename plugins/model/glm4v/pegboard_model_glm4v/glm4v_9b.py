@@ -6,23 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pegboard.layers import Build, size_of
 from pegboard_model_glm4v.eva_sizes import POSITION, EvaSizes
 from pegboard_model_glm4v.eva_tower import EvaTower
+from pegboard_models.language import LanguageStages
 
 LANGUAGE = "ChatGLMModel"
 """The architecture of the language model."""
 
 
-class Glm4v9b(nn.Module):
+class Glm4v9b(LanguageStages):
     """The tower is built only where prompts are embedded. All patches of an image have the same
     position."""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
-        self.language: Any = build.language_model({**config, "architectures": [LANGUAGE]})
+        self.language = build.language_model({**config, "architectures": [LANGUAGE]})
         build.declared.axes.append(POSITION)
         if build.has_first_layer:
             sizes = EvaSizes.of(config)
@@ -33,15 +34,3 @@ class Glm4v9b(nn.Module):
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """items: pixel_values [3, size, size] → [rows, hidden] of each."""
         return [*self.tower.forward(torch.stack([item["pixel_values"] for item in items]))]
-
-    def embed(self, input_ids: Tensor, *more: Tensor) -> Tensor:
-        rows: Tensor = self.language.embed(input_ids, *more)
-        return rows
-
-    def forward(self, hidden: Tensor, *positions: Tensor) -> Tensor:
-        states: Tensor = self.language.forward(hidden, *positions)
-        return states
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        values: Tensor = self.language.logits(hidden)
-        return values

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.errors import ModelError, RequestError
+from pegboard.errors import RequestError
 from pegboard.interfaces.multimodal_processor import (
     MultiModalProcessorSetup,
     Placeholder,
@@ -16,7 +16,7 @@ from pegboard.interfaces.multimodal_processor import (
 )
 from pegboard_model_kimi_vl.sizes import MoonViTSizes, image_token, merge_of
 from pegboard_models.patch_sizes import CLIP
-from pegboard_models.processing import FILES, described, is_color
+from pegboard_models.processing import check_values, described, is_color
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,7 +48,7 @@ class KimiVLProcessor:
         self.patch = sizes.patch
         self.merge = sizes.merge
         values = described(setup.checkpoint, "image_processor", VALUES)
-        check_values(values, sizes)
+        check_image_values(values, sizes)
         self.limit: int = values[LIMIT]
         self.is_padded: bool = values["pad_input"]
         self.mean = np.array(values["image_mean"], np.float32)
@@ -125,27 +125,21 @@ def limit_of(options: Mapping[str, Any], default: int) -> int:
     return limit
 
 
-def check_values(values: Mapping[str, Any], sizes: MoonViTSizes) -> None:
+def check_image_values(values: Mapping[str, Any], sizes: MoonViTSizes) -> None:
     """Raise ModelError for values of the image processor that are wrong or do not fit the tower."""
-    is_right = {
-        "patch_size": values["patch_size"] == sizes.patch,
-        "merge_kernel_size": merge_of(values, "image processor") == sizes.merge,
-        LIMIT: type(values[LIMIT]) is int and values[LIMIT] >= 1,
-        "pad_input": type(values["pad_input"]) is bool,
-        "image_mean": is_color(values["image_mean"]),
-        "image_std": is_color(values["image_std"]) and all(values["image_std"]),
+    stds = values["image_std"]
+    rules = {
+        "patch_size": (
+            values["patch_size"] == sizes.patch,
+            f"the {sizes.patch} of vision_config",
+        ),
+        "merge_kernel_size": (
+            merge_of(values, "image processor") == sizes.merge,
+            f"the {[sizes.merge] * 2} of vision_config",
+        ),
+        LIMIT: (type(values[LIMIT]) is int and values[LIMIT] >= 1, "a whole number from 1 on"),
+        "pad_input": (type(values["pad_input"]) is bool, "true or false"),
+        "image_mean": (is_color(values["image_mean"]), "three numbers"),
+        "image_std": (is_color(stds) and all(stds), "three numbers that are not 0"),
     }
-    expected = {
-        "patch_size": f"the {sizes.patch} of vision_config",
-        "merge_kernel_size": f"the {[sizes.merge] * 2} of vision_config",
-        LIMIT: "a whole number from 1 on",
-        "pad_input": "true or false",
-        "image_mean": "three numbers",
-        "image_std": "three numbers that are not 0",
-    }
-    for name, right in is_right.items():
-        if not right:
-            raise ModelError(
-                f"the checkpoint's image processor has {name}={values[name]!r}; expected "
-                f"{expected[name]}. Correct {FILES[0]}"
-            )
+    check_values(values, rules)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pegboard.errors import ModelError, RequestError
+from pegboard.errors import RequestError
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard_models.config_numbers import numbers
-from pegboard_models.processing import FILES, described
+from pegboard_models.processing import check_values, described, is_color
 from pegboard_models.videos import THINNEST
 
 if TYPE_CHECKING:
@@ -51,38 +51,24 @@ def image_values(checkpoint: Checkpoint, patch: int, queries: int) -> dict[str, 
     values = described(checkpoint, "image_processor", DEFAULTS)
     numbers(values, LIMITS, "image processor")
     size = values["image_feature_size"]
-    is_right = {
-        **{name: isinstance(values[name], str) for name in TOKENS},
-        "patch_size": values["patch_size"] == patch,
-        "image_feature_size": size is None or size == queries,
-        "slice_mode": values["slice_mode"] is True,
-        "use_image_id": type(values["use_image_id"]) is bool,
-        "norm_mean": is_color(values["norm_mean"]),
-        "norm_std": is_color(values["norm_std"]) and all(values["norm_std"]),
+    stds = values["norm_std"]
+    rules = {
+        **{name: (isinstance(values[name], str), "the text of a token") for name in TOKENS},
+        "patch_size": (values["patch_size"] == patch, f"the {patch} of vision_config"),
+        "image_feature_size": (
+            size is None or size == queries,
+            f"the query_num={queries} of config.json",
+        ),
+        "slice_mode": (
+            values["slice_mode"] is True,
+            "true, because only slices have sizes that the tower takes",
+        ),
+        "use_image_id": (type(values["use_image_id"]) is bool, "true or false"),
+        "norm_mean": (is_color(values["norm_mean"]), "three numbers"),
+        "norm_std": (is_color(stds) and all(stds), "three numbers that are not 0"),
     }
-    expected = {
-        **dict.fromkeys(TOKENS, "the text of a token"),
-        "patch_size": f"the {patch} of vision_config",
-        "image_feature_size": f"the query_num={queries} of config.json",
-        "slice_mode": "true, because only slices have sizes that the tower takes",
-        "use_image_id": "true or false",
-        "norm_mean": "three numbers",
-        "norm_std": "three numbers that are not 0",
-    }
-    for name, right in is_right.items():
-        if not right:
-            raise ModelError(
-                f"the checkpoint's image processor has {name}={values[name]!r}; expected "
-                f"{expected[name]}. Correct {FILES[0]}"
-            )
+    check_values(values, rules)
     return values
-
-
-def is_color(value: object) -> bool:
-    """Return whether a value is a number for each of red, green and blue."""
-    if not isinstance(value, list | tuple) or len(value) != 3:
-        return False
-    return all(type(part) in (int, float) for part in value)
 
 
 class Slices(NamedTuple):
