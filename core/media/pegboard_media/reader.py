@@ -6,8 +6,9 @@ import json
 from functools import partial
 from typing import Any
 
+from pegboard.data.media import MediaSource
 from pegboard.errors import RequestError, brief
-from pegboard.interfaces.multimodal_processor import MediaReaderSetup, MediaSource
+from pegboard.interfaces.multimodal_processor import MediaReaderSetup
 from pegboard_media.audio import check_audio, decode_audio
 from pegboard_media.fetch import Fetcher
 from pegboard_media.images import check_image, decode_image

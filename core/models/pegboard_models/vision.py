@@ -150,8 +150,10 @@ class VisionLayer(nn.Module):
 
     def attend(self, rows: Tensor, count: int, seen: Tensor | None = None) -> Tensor:
         """Return the attention of each item to itself: [count · positions, hidden] → the same."""
-        split = [part.unflatten(0, (count, -1)).transpose(1, 2) for part in self.qkv(rows)]
-        mixed = self.mix(*split, seen).transpose(1, 2)
+        query, key, value = (
+            part.unflatten(0, (count, -1)).transpose(1, 2) for part in self.qkv(rows)
+        )
+        mixed = self.mix(query, key, value, seen).transpose(1, 2)
         attended: Tensor = self.out(mixed.reshape(rows.shape))
         return attended
 

@@ -47,7 +47,9 @@ class Items:
         model: str,
     ) -> None:
         self._processor = processor
-        self._counted = getattr(processor, "counted_options", lambda counts: {})
+        self._counted: Callable[[Mapping[str, int]], Mapping[str, Any]] = getattr(
+            processor, "counted_options", lambda counts: {}
+        )
         self._plugin = plugin
         self._model = model.encode()
         self._options = dict(config.mm_processor_kwargs or {})
