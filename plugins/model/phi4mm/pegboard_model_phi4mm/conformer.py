@@ -136,11 +136,11 @@ class Block(nn.Module):
         count = len(spans)
         hidden = spans.flatten(0, 1)
         hidden = hidden + 0.5 * self.before.forward(hidden)
-        split = [
+        query, key, value = (
             part.unflatten(0, (count, -1)).transpose(1, 2)
             for part in self.qkv(self.attention_norm(hidden))
-        ]
-        mixed = functional.scaled_dot_product_attention(*split, attn_mask=bias[None])
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias[None])
         hidden = hidden + self.out(mixed.transpose(1, 2).reshape(hidden.shape))
         hidden = hidden + self.convolution.forward(hidden.view(spans.shape)).flatten(0, 1)
         hidden = self.norm(hidden + 0.5 * self.after.forward(hidden))

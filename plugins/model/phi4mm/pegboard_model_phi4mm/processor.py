@@ -86,7 +86,8 @@ class Phi4MMProcessor:
         if modality == "image":
             return self.image(value, options)
         refuse_options(options)
-        features = self.features(resample(*value, self.features.rate))
+        samples, rate = value
+        features = self.features(resample(samples, rate, self.features.rate))
         count = self.sizes.num_rows(len(features))
         return replace(self.place_rows(modality, count), arrays={"input_features": features})
 
