@@ -61,6 +61,12 @@ def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
                 "supported"
             )
         return name, MIXTRAL
+    if name == "mistral3" and header.metadata.get("mistral3.attention.temperature_scale"):
+        raise ModelError(
+            f"{header.path}: metadata mistral3.attention.temperature_scale is set; models whose "
+            "queries grow with their position (Ministral 3) are not supported. Use a file of "
+            "Mistral Small 3"
+        )
     if name == "deepseek2" and any(
         tensor.name.endswith(".exp_probs_b.bias") for tensor in header.tensors
     ):

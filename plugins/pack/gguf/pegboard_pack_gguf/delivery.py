@@ -21,7 +21,7 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
     """Returns the piece, changed, in new memory. config: the checkpoint's. Raises ModelError if the
     shape does not fit."""
     if change in ("transpose", "float"):
-        return _as_floats(piece, is_transposed=change == "transpose" and len(piece.shape) == 2)
+        return as_floats(piece, is_transposed=change == "transpose" and len(piece.shape) == 2)
     if change in ("flat", "convolution"):  # the shape alone, which the index has
         return piece
     if change == "logarithm":
@@ -38,17 +38,6 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
         heads = config["num_attention_heads" if is_query else "num_key_value_heads"]
         order = _rows(piece.name, rows, heads, -1, 2).swapaxes(1, 2)
     return replace(piece, data=_reordered(piece.data, order.reshape(-1)))
-
-
-def of_images(piece: WeightPiece, is_offset: bool) -> WeightPiece:
-    """Returns a tensor of a vision tower. Those that no linear layer multiplies with become floats.
-    is_offset: the converter added 1 to it."""
-    is_module = piece.name.endswith(".weight") and "embedding" not in piece.name
-    if isinstance(piece.data, memoryview) and not (is_module and len(piece.shape) == 2):
-        piece = _as_floats(piece, is_transposed=False)
-    if is_offset and isinstance(piece.data, Tensor):
-        piece = replace(piece, stored="float32", data=piece.data.float() - 1.0)
-    return piece
 
 
 def joined(entry: TensorEntry, parts: Sequence[WeightPiece]) -> WeightPiece:
@@ -136,7 +125,8 @@ def _reordered(data: Tensor | memoryview, order: np.ndarray) -> Tensor | memoryv
     return memoryview(rows[order].reshape(-1))
 
 
-def _as_floats(piece: WeightPiece, is_transposed: bool) -> WeightPiece:
+def as_floats(piece: WeightPiece, is_transposed: bool = False) -> WeightPiece:
+    """Return a tensor whose blocks are dequantized."""
     if isinstance(piece.data, Tensor):
         if not is_transposed:
             return piece

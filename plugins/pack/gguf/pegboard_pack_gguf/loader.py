@@ -33,7 +33,7 @@ from pegboard_pack_gguf.architectures import (
 from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, read_header
 from pegboard_pack_gguf.hf_config import config_of_language, hf_config, token_ids
-from pegboard_pack_gguf.mmproj import PARTS, SOFT_NORM, Mmproj, find_mmproj
+from pegboard_pack_gguf.mmproj import PARTS, Mmproj, find_mmproj
 from pegboard_pack_gguf.options import GGUFFiles
 from pegboard_pack_gguf.table_parts import Architecture
 from pegboard_pack_gguf.vocabulary import end_token_ids
@@ -64,9 +64,9 @@ class GGUFLoader:
         tensors = _index(headers, architecture, config)
         beside = find_mmproj(path, self.options.mmproj)
         if beside is not None:
-            mmproj = Mmproj(beside)
-            config = _with_images(mmproj, header, architecture, config)
-            tensors |= _index_of_images(mmproj, path.parent, config)
+            mmproj = _mmproj(beside, header, architecture, config)
+            config = mmproj.config()
+            tensors |= _index_of_images(mmproj, path.parent)
             headers.append(mmproj.header)
         template = header.metadata.get("tokenizer.chat_template")
         generation_config: dict[str, Any] = dict(token_ids(header))
@@ -101,9 +101,9 @@ class GGUFLoader:
         ]
         for entry in sorted(chosen, key=lambda entry: (entry.file, entry.offset)):
             if entry.name.startswith(PARTS):
-                from pegboard_pack_gguf.delivery import of_images
+                from pegboard_pack_gguf.mmproj_delivery import delivered
 
-                yield of_images(files.piece(entry), is_offset=entry.name == SOFT_NORM)
+                yield delivered(entry, checkpoint.config, files.piece)
                 continue
             parts = up_projection_parts(entry, checkpoint.tensors) if architecture.is_latent else ()
             if parts:
@@ -235,29 +235,26 @@ def _index(
     return index
 
 
-def _with_images(
-    mmproj: Mmproj, header: GGUFHeader, architecture: Architecture, text: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the config of a model with a vision tower. header, architecture, text: of its
-    language model."""
+def _mmproj(
+    path: Path, header: GGUFHeader, architecture: Architecture, text: Mapping[str, Any]
+) -> Mmproj:
+    """Returns a vision tower. header, architecture, text: of its language model."""
     if architecture.layers != "model.layers":
         raise ModelError(
-            f"{mmproj.header.path}: a {architecture.class_name} with images is not supported; use "
+            f"{path}: a {architecture.class_name} with images is not supported; use "
             "--weight_loader.gguf.mmproj none to serve it alone"
         )
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         tokens = []
-    return mmproj.config(text, tokens)
+    return Mmproj(path, text, tokens)
 
 
-def _index_of_images(
-    mmproj: Mmproj, folder: Path, config: Mapping[str, Any]
-) -> dict[str, TensorEntry]:
+def _index_of_images(mmproj: Mmproj, folder: Path) -> dict[str, TensorEntry]:
     """Returns the tensors of the vision tower and its projector. folder: of the language model."""
     path = mmproj.header.path
     file = path.name if path.parent == folder else str(path)
-    return {entry.name: entry for entry in mmproj.entries(file, config)}
+    return {entry.name: entry for entry in mmproj.entries(file)}
 
 
 def _tokenizer_data(header: GGUFHeader) -> dict[str, Any]:

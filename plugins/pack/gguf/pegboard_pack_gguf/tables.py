@@ -157,6 +157,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
     "internlm2": LLAMA,
     "xverse": LLAMA,
+    "mistral3": LLAMA,
     "exaone": replace(LLAMA, rope_style="halves"),
     "qwen2": Architecture(class_name="Qwen2ForCausalLM", model_type="qwen2"),
     "qwen3": Architecture(

@@ -21,8 +21,7 @@ _NAMES = {
         "files yet"
     ): ("baichuan jais refact"),
     "it is not read from GGUF files yet": (
-        "codeshell deci gemma3n gemma4 gptj maincoder minicpm3 mistral3 openelm plamo plamo3 plm "
-        "qwen"
+        "codeshell deci gemma3n gemma4 gptj maincoder minicpm3 openelm plamo plamo3 plm qwen"
     ),
 }
 UNSERVED = {name: reason for reason, names in _NAMES.items() for name in names.split()}

@@ -51,6 +51,7 @@ NAMES = {
     ("arch", "class_name", "rope_style"),
     [
         ("llama", "LlamaForCausalLM", "pairs"),
+        ("mistral3", "LlamaForCausalLM", "pairs"),
         ("qwen2", "Qwen2ForCausalLM", "halves"),
         ("qwen3", "Qwen3ForCausalLM", "halves"),
     ],
@@ -270,6 +271,10 @@ def test_unknown_architecture_and_tensor(write_gguf) -> None:
         describe(write_gguf("rwkv7"))
     with pytest.raises(ModelError, match="contains no model: its general.type is 'adapter'"):
         describe(write_gguf(metadata={"general.type": "adapter"}))
+    with pytest.raises(
+        ModelError, match="temperature_scale is set; .* Use a file of Mistral Small"
+    ):
+        describe(write_gguf("mistral3", metadata={"attention.temperature_scale": 0.1}))
     tensors = stored_values(write_gguf(name="plain.gguf"))
     with pytest.raises(ModelError, match="ssm_conv1d"):
         describe(write_gguf(tensors=tensors | {"blk.0.ssm_conv1d.weight": np.ones(4, np.float32)}))

@@ -1,0 +1,55 @@
+"""Writes the towers of Pixtral, InternVL and Qwen-VL as llama.cpp's converters do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf_layouts import in_pairs
+from mmproj_files import Metadata, tower_metadata
+from torch import Tensor
+
+Arrays = dict[str, np.ndarray]
+
+
+def of_towers(model: Any) -> dict[str, Tensor]:
+    """Return the tensors that are not the language model's, without "model." before their names."""
+    named = {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
+    return {
+        name: tensor
+        for name, tensor in named.items()
+        if not name.startswith(("language_model.", "lm_head."))
+    }
+
+
+def in_file(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Return the tensors by the names that the package gguf has for them."""
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 20)
+    arrays = {}
+    for name, tensor in tensors.items():
+        stored = table.get_name(name, (".weight", ".bias"))
+        assert stored is not None, f"the package has no name for {name}"
+        arrays[stored] = tensor.float().numpy()
+    return arrays
+
+
+def pixtral(model: Any) -> tuple[Metadata, Arrays]:
+    """The rows of Q and K are in pairs, and the vector of a token of the language model is part of
+    the tower."""
+    vision = model.config.vision_config
+    vision.num_key_value_heads = vision.num_attention_heads
+    tensors = in_pairs(of_towers(model), vision)
+    embedding = model.state_dict()["model.language_model.embed_tokens.weight"]
+    arrays = in_file(tensors) | {"v.token_embd.img_break": embedding[101].float().numpy()}
+    metadata = tower_metadata(model, "pixtral", 1e-5)
+    metadata["clip.use_gelu"] = vision.hidden_act == "gelu"
+    metadata["clip.use_silu"] = vision.hidden_act == "silu"
+    if model.config.model_type == "mistral3":
+        metadata["clip.vision.spatial_merge_size"] = model.config.spatial_merge_size
+    return metadata, arrays
+
+
+WRITERS: dict[str, Callable[[Any], tuple[Metadata, Arrays]]] = {"pixtral": pixtral}
+"""By the kind of the projector."""
