@@ -51,5 +51,26 @@ def pixtral(model: Any) -> tuple[Metadata, Arrays]:
     return metadata, arrays
 
 
-WRITERS: dict[str, Callable[[Any], tuple[Metadata, Arrays]]] = {"pixtral": pixtral}
+def internvl(model: Any, *, is_dropped: bool = False) -> tuple[Metadata, Arrays]:
+    """is_dropped: without dimensions of one."""
+    parts = {"layer_norm": 0, "linear_1": 1, "linear_2": 3}
+    tensors = {}
+    for name, tensor in of_towers(model).items():
+        place, _, rest = name.removeprefix("multi_modal_projector.").partition(".")
+        known = f"mlp1.{parts[place]}.{rest}" if place in parts else f"model.{name}"
+        if ".lambda_" in known or known.endswith("position_embeddings"):
+            known += ".weight"
+        tensors[known] = tensor.squeeze() if is_dropped else tensor
+    metadata = tower_metadata(model, "internvl", model.config.vision_config.layer_norm_eps)
+    vision = model.config.vision_config
+    sides = {"image_size": vision.image_size[0], "patch_size": vision.patch_size[0]}
+    metadata |= {f"clip.vision.{name}": side for name, side in sides.items()}
+    metadata["clip.vision.projector.scale_factor"] = round(1 / model.config.downsample_ratio)
+    return metadata, in_file(tensors)
+
+
+WRITERS: dict[str, Callable[[Any], tuple[Metadata, Arrays]]] = {
+    "pixtral": pixtral,
+    "internvl": internvl,
+}
 """By the kind of the projector."""

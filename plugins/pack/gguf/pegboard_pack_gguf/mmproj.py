@@ -16,6 +16,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
 from pegboard_pack_gguf.header import GGUFTensor, read_header
 from pegboard_pack_gguf.metadata import Metadata
+from pegboard_pack_gguf.mmproj_internvl import INTERNVL
 from pegboard_pack_gguf.mmproj_parts import KNOWN, VISION, Parts, Shapes, Sizes
 from pegboard_pack_gguf.mmproj_pixtral import PIXTRAL
 from pegboard_pack_gguf.mmproj_square import GEMMA3, IDEFICS3, LLAVA
@@ -23,7 +24,13 @@ from pegboard_pack_gguf.mmproj_square import GEMMA3, IDEFICS3, LLAVA
 PATTERN = "mmproj*.gguf"
 PARTS = ("connector.", "multi_modal_projector.", "vision_model.", "vision_tower.")
 """Beginnings of the names that tensors of these files have on Hugging Face."""
-PROJECTORS = {"mlp": LLAVA, "idefics3": IDEFICS3, "gemma3": GEMMA3, "pixtral": PIXTRAL}
+PROJECTORS = {
+    "mlp": LLAVA,
+    "idefics3": IDEFICS3,
+    "gemma3": GEMMA3,
+    "pixtral": PIXTRAL,
+    "internvl": INTERNVL,
+}
 
 _LAYER_NAME = re.compile(r"v\.blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 

@@ -51,7 +51,6 @@ NAMES = {
     ("arch", "class_name", "rope_style"),
     [
         ("llama", "LlamaForCausalLM", "pairs"),
-        ("mistral3", "LlamaForCausalLM", "pairs"),
         ("qwen2", "Qwen2ForCausalLM", "halves"),
         ("qwen3", "Qwen3ForCausalLM", "halves"),
     ],
@@ -278,6 +277,15 @@ def test_unknown_architecture_and_tensor(write_gguf) -> None:
     tensors = stored_values(write_gguf(name="plain.gguf"))
     with pytest.raises(ModelError, match="ssm_conv1d"):
         describe(write_gguf(tensors=tensors | {"blk.0.ssm_conv1d.weight": np.ones(4, np.float32)}))
+
+
+def test_mistral_3(write_gguf) -> None:
+    """Its tensors are those of Llama."""
+    checkpoint = describe(write_gguf("mistral3"))
+    assert checkpoint.architectures == ("LlamaForCausalLM",)
+    assert checkpoint.rope_style == "pairs"
+    with pytest.raises(ModelError, match="temperature_scale is set; .* Use a file of Mistral Sm"):
+        describe(write_gguf("mistral3", metadata={"attention.temperature_scale": 0.1}))
 
 
 def test_experts_become_tensors_of_their_own(write_gguf) -> None:
