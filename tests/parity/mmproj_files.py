@@ -171,9 +171,10 @@ def tower_parts(model: Any, kind: str) -> tuple[Metadata, dict[str, np.ndarray]]
     return tower_metadata(model, kind, vision.layer_norm_eps), tensors
 
 
-def tower_metadata(model: Any, kind: str, eps: float) -> Metadata:
-    """Return the metadata that all towers have. kind: of the projector. eps: of norms."""
-    vision = model.config.vision_config
+def tower_metadata(model: Any, kind: str, eps: float, given: Any = None) -> Metadata:
+    """Return the metadata that all towers have. kind: of the projector. eps: of norms. given: the
+    sizes, if not by the usual names in the config."""
+    vision = given or model.config.vision_config
     return {
         "clip.has_vision_encoder": True,
         "clip.projector_type": kind,

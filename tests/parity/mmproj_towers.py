@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -69,8 +70,39 @@ def internvl(model: Any, *, is_dropped: bool = False) -> tuple[Metadata, Arrays]
     return metadata, in_file(tensors)
 
 
+def qwen_vl(model: Any) -> tuple[Metadata, Arrays]:
+    tensors = {}
+    for name, tensor in of_towers(model).items():
+        if ".qkv." in name:
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                tensors[name.replace(".qkv.", f".{part}.")] = rows
+        else:
+            tensors[name] = tensor
+    patches = tensors.pop("visual.patch_embed.proj.weight").float().numpy()
+    arrays = in_file(tensors)
+    arrays |= {"v.patch_embd.weight": patches[:, :, 0], "v.patch_embd.weight.1": patches[:, :, 1]}
+    vision = model.config.vision_config
+    is_later = model.config.model_type == "qwen2_5_vl"
+    sizes = SimpleNamespace(
+        image_size=560,
+        patch_size=vision.patch_size,
+        hidden_size=vision.hidden_size if is_later else vision.embed_dim,
+        intermediate_size=vision.intermediate_size if is_later else vision.hidden_size,
+        num_hidden_layers=vision.depth,
+        num_attention_heads=vision.num_heads,
+    )
+    kind = "qwen2.5vl_merger" if is_later else "qwen2vl_merger"
+    metadata = tower_metadata(model, kind, 1e-6, sizes) | {"clip.use_gelu": False}
+    if is_later:
+        every = vision.fullatt_block_indexes[0] + 1
+        metadata |= {"clip.use_silu": True, "clip.vision.n_wa_pattern": every}
+    return metadata, arrays
+
+
 WRITERS: dict[str, Callable[[Any], tuple[Metadata, Arrays]]] = {
     "pixtral": pixtral,
     "internvl": internvl,
+    "qwen2vl_merger": qwen_vl,
+    "qwen2.5vl_merger": qwen_vl,
 }
 """By the kind of the projector."""

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmproj_files import round_values, text_parts, write_file
+from mmproj_files import round_values, text_parts, with_old_names, write_file
 from mmproj_towers import WRITERS
 from mmproj_towers import internvl as internvl_parts
 from test_mmproj_parity import COLORS, ODD, describe, inputs_of, processor_of, settings_of
+from test_qwen_vl_parity import FILM, MARK
+from test_qwen_vl_parity import SPECIAL as QWEN_WORDS
+from test_qwen_vl_parity import made as qwen_made
 from tiny_media import (
     MEDIA_TEXT,
     MediaReference,
@@ -24,6 +27,7 @@ from tiny_media import (
     check_output,
     make_media_model,
     make_tokenizer,
+    mixed_prompts,
     open_media_llm,
     prompt,
     some_prompts,
@@ -47,6 +51,19 @@ VISION = {
     "patch_size": PATCH,
 }
 CONTEXT = ["<IMG_CONTEXT>", "<img>", "</img>"]
+QWEN_VISION: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"embed_dim": 32, "num_heads": 4, "depth": 3, "mlp_ratio": 3, "patch_size": PATCH},
+    "qwen2_5_vl": {
+        "hidden_size": 32,
+        "num_heads": 4,
+        "depth": 3,
+        "intermediate_size": 64,
+        "patch_size": PATCH,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+        "tokens_per_second": 2,
+    },
+}
 BREAKS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 
 
@@ -54,14 +71,14 @@ BREAKS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 class Family:
     """A model with its processor, and how its files are written. kind: of the projector. mark:
     stands for an image. special: tokens of the vocabulary from 100 on. metadata: of the tower, that
-    the writer does not know."""
+    the writer does not know. around: the tokens of the mark around those of an image."""
 
     kind: str
     mark: str
     special: list[str]
     reference: MediaReference
-    processor: Any
     metadata: dict[str, Any] = field(default_factory=dict)
+    around: tuple[int, ...] = ()
 
 
 def pixtral(kind: str, vision: Mapping[str, Any] | None = None, **more: Any) -> Family:
@@ -81,7 +98,7 @@ def pixtral(kind: str, vision: Mapping[str, Any] | None = None, **more: Any) -> 
     for name, values in COLORS.items():
         setattr(processor.image_processor, name, values)
     reference = MediaReference(Path(), model, inputs_of(processor))
-    return Family("pixtral", BREAKS[0], BREAKS, reference, processor)
+    return Family("pixtral", BREAKS[0], BREAKS, reference)
 
 
 def internvl(text: str = "qwen2", vision: Mapping[str, Any] | None = None, **more: Any) -> Family:
@@ -102,13 +119,23 @@ def internvl(text: str = "qwen2", vision: Mapping[str, Any] | None = None, **mor
     processor = internvl_processor(images, tokenizer, rows=rows)
     reference = MediaReference(Path(), model, inputs_of(processor))
     tiles = {"clip.vision.preproc_min_tiles": 1, "clip.vision.preproc_max_tiles": 3}
-    return Family("internvl", CONTEXT[0], CONTEXT, reference, processor, tiles)
+    return Family("internvl", CONTEXT[0], CONTEXT, reference, tiles)
+
+
+def qwen_vl(kind: str, **more: Any) -> Family:
+    reference, _, _ = qwen_made(kind, {**QWEN_VISION[kind], **more})
+    pixels = {"clip.vision.image_min_pixels": 64, "clip.vision.image_max_pixels": 1024}
+    windows = {} if kind == "qwen2_vl" else {"clip.vision.window_size": 16}
+    name = "qwen2vl_merger" if kind == "qwen2_vl" else "qwen2.5vl_merger"
+    return Family(name, MARK, QWEN_WORDS, reference, {**pixels, **windows}, (100, 102))
 
 
 FAMILIES: dict[str, Callable[[], Family]] = {
     "mistral3": lambda: pixtral("mistral3"),
     "pixtral": lambda: pixtral("llava"),
     "internvl": internvl,
+    "qwen2 vl": lambda: qwen_vl("qwen2_vl"),
+    "qwen2.5 vl": lambda: qwen_vl("qwen2_5_vl"),
 }
 
 
@@ -191,6 +218,15 @@ OTHERS: dict[str, tuple[Callable[[], Family], dict[str, Any]]] = {
         {},
     ),
     "internvl with llama": (lambda: internvl("llama", {"layer_norm_eps": 0.1}), {}),
+    "qwen2.5 vl without windows": (
+        lambda: qwen_vl("qwen2_5_vl", fullatt_block_indexes=[0, 1, 2]),
+        {"clip.vision.n_wa_pattern": 0},
+    ),
+    "qwen2.5 vl with a list of layers": (
+        lambda: qwen_vl("qwen2_5_vl", fullatt_block_indexes=[0]),
+        {"clip.vision.n_wa_pattern": None, "clip.vision.fullatt_block_indexes": [0]},
+    ),
+    "qwen2 vl of GELU": (lambda: qwen_vl("qwen2_vl", hidden_act="gelu"), {"clip.use_gelu": True}),
 }
 
 
@@ -211,6 +247,79 @@ def test_dropped_dimensions(tmp_path: Path) -> None:
     check_media(reference, some_prompts(family.mark), **settings_of(tmp_path))
 
 
+def test_older_qwen_files(tmp_path: Path) -> None:
+    """The oldest files swap the layers of blocks, have an empty tensor of positions, and do not say
+    how wide blocks are."""
+    family = qwen_vl("qwen2_vl")
+    _, tensors = WRITERS[family.kind](family.reference.model)
+    swapped: dict[str, np.ndarray | None] = {**with_old_names(tensors)}
+    swapped["v.position_embd.weight"] = np.zeros((10, 10), np.float32)
+    names = {"clip.has_qwen2vl_merger": True, "clip.vision.feed_forward_length": 0}
+    reference = write(family, tmp_path, "F16", metadata=names, tensors=swapped)
+    check_media(reference, some_prompts(family.mark), **settings_of(tmp_path))
+
+
+def test_queries_keys_and_values_as_one(tmp_path: Path) -> None:
+    family = qwen_vl("qwen2_5_vl")
+    _, tensors = WRITERS[family.kind](family.reference.model)
+    changed: dict[str, np.ndarray | None] = {}
+    for name in tensors:
+        if ".attn_q." in name:
+            names = [name.replace(".attn_q.", f".attn_{part}.") for part in "qkv"]
+            changed |= dict.fromkeys(names)
+            whole = np.concatenate([tensors[each] for each in names])
+            changed[name.replace(".attn_q.", ".attn_qkv.")] = whole
+    reference = write(family, tmp_path, "Q8_0", tensors=changed)
+    check_media(reference, some_prompts(family.mark), **settings_of(tmp_path))
+    write(family, tmp_path, tensors={**changed, **tensors})
+    with pytest.raises(ModelError, match=r"has both 'visual.blocks.0.attn.qkv.weight' and its pa"):
+        describe(reference.directory)
+    write(family, tmp_path, tensors={"v.blk.1.attn_k.bias": None})
+    with pytest.raises(ModelError, match=r"has no 'visual.blocks.1.attn.k.bias', which is joined"):
+        describe(reference.directory)
+
+
+@pytest.mark.parametrize("name", ["qwen2 vl", "qwen2.5 vl"])
+def test_videos(tmp_path: Path, name: str) -> None:
+    family = FAMILIES[name]()
+    reference = write(family, tmp_path)
+    limits = {"mm_processor_kwargs": {"min_pixels": 64, "max_pixels": 1024}}
+    prompts = [{**one, **limits} for one in mixed_prompts(MARK, FILM) if "multi_modal_data" in one]
+    check_media(reference, prompts, num_tokens=3, **settings_of(tmp_path))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_language_model_alone(tmp_path: Path, name: str) -> None:
+    family = FAMILIES[name]()
+    reference = write(family, tmp_path)
+    chosen = settings_of(tmp_path)
+    chosen["plugin_options"] = {
+        **chosen["plugin_options"],
+        "weight_loader.gguf": {"mmproj": "none"},
+    }
+    check_media(reference, [some_prompts()[1]], **chosen)
+
+
+@pytest.mark.parametrize(("tower", "language"), [("internvl", "qwen2 vl"), ("qwen2 vl", "pixtral")])
+def test_towers_of_other_models(tmp_path: Path, tower: str, language: str) -> None:
+    reference = write(FAMILIES[language](), tmp_path)
+    family = FAMILIES[tower]()
+    keys, tensors = WRITERS[family.kind](family.reference.model)
+    write_file(tmp_path / "mmproj-model.gguf", "clip", keys, tensors)
+    with pytest.raises(ModelError, match="language model beside it has .*positions on three axes"):
+        describe(reference.directory)
+
+
+@pytest.mark.parametrize("sections", [[4, 2, 2, 1], [4, 4], 8, [4, -1, 1, 0]])
+def test_axes_that_are_refused(tmp_path: Path, sections: Any) -> None:
+    family = qwen_vl("qwen2_vl")
+    path = write(family, tmp_path).directory
+    arch, text, values = text_parts(family.reference.model, family.special)
+    write_file(path, arch, {**text, "qwen2vl.rope.dimension_sections": sections}, values)
+    with pytest.raises(ModelError, match="expected the numbers of pairs of channels of three axes"):
+        describe(path)
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def processors(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Family, Any]:
     family = FAMILIES[request.param]()
@@ -226,12 +335,13 @@ def test_images(processors: tuple[Family, Any], width: int, height: int, seed: i
     if max(width, height) > 10 * min(width, height):
         return
     image = random_image(width, height, seed)
-    expected = inputs_of(family.processor)(prompt(1, image, 2, mark=family.mark))
+    expected = family.reference.inputs(prompt(1, image, 2, mark=family.mark))
     processed = ours.process("image", image, {})
     pixels = expected["pixel_values"].numpy()
     shape = processed.arrays["pixel_values"].shape
     np.testing.assert_array_equal(processed.arrays["pixel_values"], pixels.reshape(shape))
-    assert expected["input_ids"][0].tolist() == [1, *processed.token_ids, 2]
+    first, last = family.around[:1], family.around[1:]
+    assert expected["input_ids"][0].tolist() == [1, *first, *processed.token_ids, *last, 2]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -319,6 +429,34 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         r"position_embd.weight has shape \(16, 32\); the metadata says \(1, 17, 32\)",
     ),
     "a last norm": ("internvl", {}, {"v.post_ln.weight": ROW}, "'v.post_ln.weight' has no place"),
+    "norms": (
+        "qwen2 vl",
+        {f"{KEY}.attention.layer_norm_epsilon": 1e-5},
+        {},
+        "layer_norm_epsilon is 1e-05, expected 1e-06",
+    ),
+    "no windows": ("qwen2.5 vl", {f"{KEY}.n_wa_pattern": None}, {}, "n_wa_pattern is missing"),
+    "windows": (
+        "qwen2.5 vl",
+        {f"{KEY}.fullatt_block_indexes": [3]},
+        {},
+        r"fullatt_block_indexes is \[3\], expected numbers from 0 to 2",
+    ),
+    "no gate": ("qwen2.5 vl", {"clip.use_glu_mlp": False}, {}, "clip.use_glu_mlp is False"),
+    "no merger": ("qwen2 vl", {"clip.has_qwen2vl_merger": False}, {}, "qwen2vl_merger is False"),
+    "fewest pixels": (
+        "qwen2 vl",
+        {f"{KEY}.image_min_pixels": 4096},
+        {},
+        "image_min_pixels is 4096, expected at most image_max_pixels, 1024",
+    ),
+    "blocks of another width": (
+        "qwen2 vl",
+        {},
+        {"v.blk.0.ffn_up.weight": np.ones((33, 32), np.float32)},
+        r"v.blk.0.ffn_up.weight has shape \(33, 32\); expected a multiple of 32 rows of 32",
+    ),
+    "one frame": ("qwen2 vl", {}, {"v.patch_embd.weight.1": None}, "weight.1 has shape None"),
     "pixels": ("pixtral", {f"{KEY}.image_max_pixels": 9}, {}, "image_max_pixels is not supported"),
 }
 
@@ -333,7 +471,7 @@ def test_files_that_are_refused(
         describe(reference.directory)
 
 
-WORDS = {"pixtral": BREAKS, "internvl": CONTEXT}
+WORDS = {"pixtral": BREAKS, "internvl": CONTEXT, "qwen2.5 vl": QWEN_WORDS}
 
 
 @pytest.mark.parametrize("name", WORDS)

@@ -19,10 +19,11 @@ from pegboard_pack_gguf.metadata import Metadata
 from pegboard_pack_gguf.mmproj_internvl import INTERNVL
 from pegboard_pack_gguf.mmproj_parts import KNOWN, VISION, Parts, Shapes, Sizes
 from pegboard_pack_gguf.mmproj_pixtral import PIXTRAL
+from pegboard_pack_gguf.mmproj_qwen_vl import QWEN2_5_VL, QWEN2_VL
 from pegboard_pack_gguf.mmproj_square import GEMMA3, IDEFICS3, LLAVA
 
 PATTERN = "mmproj*.gguf"
-PARTS = ("connector.", "multi_modal_projector.", "vision_model.", "vision_tower.")
+PARTS = ("connector.", "multi_modal_projector.", "vision_model.", "vision_tower.", "visual.")
 """Beginnings of the names that tensors of these files have on Hugging Face."""
 PROJECTORS = {
     "mlp": LLAVA,
@@ -30,6 +31,8 @@ PROJECTORS = {
     "gemma3": GEMMA3,
     "pixtral": PIXTRAL,
     "internvl": INTERNVL,
+    "qwen2vl_merger": QWEN2_VL,
+    "qwen2.5vl_merger": QWEN2_5_VL,
 }
 
 _LAYER_NAME = re.compile(r"v\.blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
@@ -56,11 +59,13 @@ def find_mmproj(model: Path, asked: str) -> Path | None:
 
 
 class Mmproj:
-    """A file of a vision tower and its projector. text: the config of the language model. tokens:
-    its vocabulary. Raises ModelError if the file is damaged, if its projector is of an unknown
-    type, and for metadata that is missing, wrong or not supported."""
+    """A file of a vision tower and its projector. language, text: the metadata and the config of
+    the language model. tokens: its vocabulary. Raises ModelError if the file is damaged, if its
+    projector is of an unknown type, and for metadata that is missing, wrong or not supported."""
 
-    def __init__(self, path: Path, text: Mapping[str, Any], tokens: Sequence[str]) -> None:
+    def __init__(
+        self, path: Path, language: Metadata, text: Mapping[str, Any], tokens: Sequence[str]
+    ) -> None:
         self.header = read_header(path)
         values = self.header.metadata
         name = values.get("general.architecture")
@@ -82,7 +87,8 @@ class Mmproj:
         metadata = Metadata(self.header, VISION)
         shapes = {tensor.name: tensor.shape for tensor in self.header.tensors}
         self._check_width(shapes, text["hidden_size"])
-        self.parts = Parts(metadata, Sizes.of(metadata, text), shapes, text, tokens)
+        self._check_axes(language)
+        self.parts = Parts(metadata, language, Sizes.of(metadata, text), shapes, text, tokens)
         self.shapes = self.projector.shapes(self.parts.sizes)
 
     def config(self) -> dict[str, Any]:
@@ -105,6 +111,8 @@ class Mmproj:
         for tensor in self.header.tensors:
             if tensor.name not in self.projector.ignored:
                 yield self._entry(tensor, file)
+        if self.projector.frames:
+            yield self._of_frames(file)
 
     def _entry(self, tensor: GGUFTensor, file: str) -> TensorEntry:
         depth = self.parts.sizes.depth
@@ -123,6 +131,15 @@ class Mmproj:
             )
         shape = self.shapes.get(tensor.name, tensor.shape)
         return TensorEntry(name, shape, tensor.type.stored, file, tensor.offset, tensor.num_bytes)
+
+    def _of_frames(self, file: str) -> TensorEntry:
+        """Return the matrix of patches of several frames."""
+        first = self.projector.frames[0]
+        name = self.projector.top[first].rpartition(".")[0]
+        width, colors, *sides = self.shapes[first]
+        shape = (width, colors, len(self.projector.frames), *sides)
+        tensor = next(tensor for tensor in self.header.tensors if tensor.name == first)
+        return TensorEntry(name, shape, "float32", file, tensor.offset, tensor.num_bytes)
 
     def _check_metadata(self) -> None:
         """Raise ModelError for metadata that is not read."""
@@ -154,6 +171,17 @@ class Mmproj:
             raise ModelError(
                 f"{self.header.path}: {last} has shape {shape}; the language model has vectors "
                 f"of {width} numbers. Use the file that was made for this model"
+            )
+
+    def _check_axes(self, language: Metadata) -> None:
+        """Raise ModelError if the language model has positions on three axes, and the projector is
+        that of a model without, or the other way."""
+        has_axes = language.has("rope.dimension_sections")
+        if has_axes != self.projector.has_axes:
+            raise ModelError(
+                f"{self.header.path} has the projector {self.kind!r}; the language model beside it "
+                f"has {'' if has_axes else 'no '}positions on three axes "
+                f"({language.prefix}.rope.dimension_sections). Use the file that was made for it"
             )
 
     def _check_sizes(self) -> None:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
+import torch
 from torch import Tensor
 
-from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
-from pegboard_pack_gguf.delivery import as_floats, changed
+from pegboard.interfaces.weight_loader import Checkpoint, TensorEntry, WeightPiece
+from pegboard_pack_gguf.architectures import joined_parts
+from pegboard_pack_gguf.delivery import as_floats, changed, floats, joined
+from pegboard_pack_gguf.mmproj_qwen_vl import JOINED
 from pegboard_pack_gguf.mmproj_square import SOFT_NORM
 
 Read = Callable[[TensorEntry], WeightPiece]
 _IN_PAIRS = re.compile(r".+\.attention\.[qk]_proj\.(weight|bias)")
 
 
-def delivered(entry: TensorEntry, config: Mapping[str, Any], read: Read) -> WeightPiece:
-    """Return a tensor. Those that no linear layer multiplies with become floats. config: the
-    checkpoint's. read: returns a tensor of the file. Raises ModelError."""
-    vision = config["vision_config"]
+def delivered(entry: TensorEntry, checkpoint: Checkpoint, read: Read) -> WeightPiece:
+    """Return a tensor. Those that no linear layer multiplies with become floats. read: returns a
+    tensor of the file. Raises ModelError."""
+    tensors = checkpoint.tensors
+    if names := joined_parts(JOINED, entry.name, tensors):
+        return joined(entry, [read(tensors[name]) for name in names])
+    if f"{entry.name}.0" in tensors:
+        names = tuple(f"{entry.name}.{frame}" for frame in range(entry.shape[2]))
+        frames = [floats(read(tensors[name])) for name in names]
+        return WeightPiece(entry.name, "float32", entry.shape, torch.stack(frames, 2))
+    vision = checkpoint.config["vision_config"]
     piece = read(entry)
     is_module = entry.name.endswith(".weight") and "embedding" not in entry.name
     if isinstance(piece.data, memoryview) and not (is_module and len(entry.shape) == 2):

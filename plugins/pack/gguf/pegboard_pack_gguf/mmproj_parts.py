@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pegboard.errors import ModelError
@@ -75,10 +75,12 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the config of a model is made of. metadata: of the tower's file, below `VISION`. shapes:
-    of the tensors of this file. text: the config of the language model. tokens: its vocabulary."""
+    """What the config of a model is made of. metadata: of the tower's file, below `VISION`.
+    language: of the language model's. shapes: of the tensors of the tower's file. text: the config
+    of the language model. tokens: its vocabulary."""
 
     metadata: Metadata
+    language: Metadata
     sizes: Sizes
     shapes: Shapes
     text: Mapping[str, Any]
@@ -105,7 +107,10 @@ class Projector:
     model. shapes: of tensors, as the model has them. keys: of the metadata, beyond `KNOWN`. config:
     what the config has beyond the language model's. images: the preprocessor_config.json that the
     model has on Hugging Face: how images become pixels; what it does not say has transformers'
-    defaults."""
+    defaults. joined: modules of a layer by the Hugging Face name of the whole: their parts, below
+    each other. frames: the matrices of patches of each frame, if there are several; their names on
+    Hugging Face are that of the whole with a number. has_axes: the language model has positions on
+    three axes."""
 
     layers: str
     layer: Mapping[str, str]
@@ -117,6 +122,9 @@ class Projector:
     side: int = 0
     keys: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    frames: tuple[str, ...] = ()
+    has_axes: bool = False
 
 
 def both_endings(names: Mapping[str, str]) -> dict[str, str]:
