@@ -67,7 +67,7 @@ def write_file(
 def type_of(name: str, shape: Sequence[int], stored: str) -> str:
     """Return the type of a tensor. Converters keep vectors and embeddings of towers in F32, and
     the projection of Gemma 3 in F16."""
-    if len(shape) < 2 or "embd" in name or stored == "F32":
+    if len(shape) < 2 or name.endswith(".bias") or "embd" in name or stored == "F32":
         return "F32"
     if "input_projection" in name or shape[-1] % 32:
         return "F16"

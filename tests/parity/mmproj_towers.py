@@ -99,6 +99,23 @@ def qwen_vl(model: Any) -> tuple[Metadata, Arrays]:
     return metadata, arrays
 
 
+def whisper(tensors: Mapping[str, Tensor], kind: str, sizes: Mapping[str, int]) -> Any:
+    """Return the metadata and the tensors of an encoder of Whisper. tensors: of it and of the
+    projector. kind: of the projector. sizes: by the names of the metadata."""
+    named = {}
+    for name, tensor in tensors.items():
+        known = f"audio.{name}" if name.startswith("multi_modal_projector") else name
+        is_bias = name.endswith(("conv1.bias", "conv2.bias"))
+        named[known] = tensor[:, None] if is_bias else tensor
+    metadata: Metadata = {
+        "clip.has_audio_encoder": True,
+        "clip.projector_type": kind,
+        "clip.audio.attention.layer_norm_epsilon": 1e-5,
+        **{f"clip.audio.{name}": size for name, size in sizes.items()},
+    }
+    return metadata, in_file(named)
+
+
 WRITERS: dict[str, Callable[[Any], tuple[Metadata, Arrays]]] = {
     "pixtral": pixtral,
     "internvl": internvl,

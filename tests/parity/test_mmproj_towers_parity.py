@@ -480,7 +480,7 @@ def test_vocabularies_without_a_token(tmp_path: Path, name: str) -> None:
         family = FAMILIES[name]()
         family.special = [text for text in family.special if text != missing]
         reference = write(family, tmp_path)
-        with pytest.raises(ModelError, match="which prompts with images need"):
+        with pytest.raises(ModelError, match="which prompts with images or audio"):
             describe(reference.directory)
 
 

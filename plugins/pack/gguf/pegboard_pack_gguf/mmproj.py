@@ -1,5 +1,5 @@
-"""Reads the vision tower and the projector of a model, which llama.cpp stores in a GGUF file of
-their own: "mmproj-….gguf", of the architecture "clip". Standard library only.
+"""Reads the tower of a model for images or audio, and its projector, which llama.cpp stores in a
+GGUF file of their own: "mmproj-….gguf", of the architecture "clip". Standard library only.
 
 The tables have the names that the same tensors have on Hugging Face. The names of the file, and
 what its metadata means, come from llama.cpp's `clip.cpp` and its converters.
@@ -17,13 +17,21 @@ from pegboard.interfaces.weight_loader import TensorEntry
 from pegboard_pack_gguf.header import GGUFTensor, read_header
 from pegboard_pack_gguf.metadata import Metadata
 from pegboard_pack_gguf.mmproj_internvl import INTERNVL
-from pegboard_pack_gguf.mmproj_parts import KNOWN, VISION, Parts, Shapes, Sizes
+from pegboard_pack_gguf.mmproj_parts import AUDIO, KNOWN, VISION, Parts, Shapes, Sizes
 from pegboard_pack_gguf.mmproj_pixtral import PIXTRAL
 from pegboard_pack_gguf.mmproj_qwen_vl import QWEN2_5_VL, QWEN2_VL
 from pegboard_pack_gguf.mmproj_square import GEMMA3, IDEFICS3, LLAVA
+from pegboard_pack_gguf.mmproj_whisper import QWEN2_AUDIO, ULTRAVOX, VOXTRAL
 
 PATTERN = "mmproj*.gguf"
-PARTS = ("connector.", "multi_modal_projector.", "vision_model.", "vision_tower.", "visual.")
+PARTS = (
+    "audio_tower.",
+    "connector.",
+    "multi_modal_projector.",
+    "vision_model.",
+    "vision_tower.",
+    "visual.",
+)
 """Beginnings of the names that tensors of these files have on Hugging Face."""
 PROJECTORS = {
     "mlp": LLAVA,
@@ -33,9 +41,12 @@ PROJECTORS = {
     "internvl": INTERNVL,
     "qwen2vl_merger": QWEN2_VL,
     "qwen2.5vl_merger": QWEN2_5_VL,
+    "ultravox": ULTRAVOX,
+    "qwen2a": QWEN2_AUDIO,
+    "voxtral": VOXTRAL,
 }
 
-_LAYER_NAME = re.compile(r"v\.blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
+_LAYER_NAME = re.compile(r"[av]\.blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 
 
 def find_mmproj(model: Path, asked: str) -> Path | None:
@@ -52,14 +63,14 @@ def find_mmproj(model: Path, asked: str) -> Path | None:
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
         raise ModelError(
-            f"{model.parent} has several files for images: {names}; name one of them with "
+            f"{model.parent} has several files for images or audio: {names}; name one of them with "
             "--weight_loader.gguf.mmproj, or leave them out with none"
         )
     return paths[0] if paths else None
 
 
 class Mmproj:
-    """A file of a vision tower and its projector. language, text: the metadata and the config of
+    """A file of a tower and its projector. language, text: the metadata and the config of
     the language model. tokens: its vocabulary. Raises ModelError if the file is damaged, if its
     projector is of an unknown type, and for metadata that is missing, wrong or not supported."""
 
@@ -71,9 +82,11 @@ class Mmproj:
         name = values.get("general.architecture")
         if name != "clip":
             raise ModelError(
-                f"{path} is no vision tower: its general.architecture is {name!r}, expected 'clip'"
+                f"{path} is no tower for images or audio: its general.architecture is {name!r}, "
+                "expected 'clip'"
             )
-        kind = values.get("clip.vision.projector_type", values.get("clip.projector_type"))
+        names = (f"{VISION}.projector_type", f"{AUDIO}.projector_type", "clip.projector_type")
+        kind = next((values[name] for name in names if name in values), None)
         if kind is None and values.get("clip.has_llava_projector") is True:
             kind = "mlp"  # the oldest files have only this kind, and no name for it
         if not isinstance(kind, str) or kind not in PROJECTORS:
@@ -83,13 +96,14 @@ class Mmproj:
             )
         self.kind = kind
         self.projector = PROJECTORS[kind]
+        self._letter = "v" if self.projector.place == VISION else "a"
         self._check_metadata()
-        metadata = Metadata(self.header, VISION)
+        metadata = Metadata(self.header, self.projector.place)
         shapes = {tensor.name: tensor.shape for tensor in self.header.tensors}
         self._check_width(shapes, text["hidden_size"])
         self._check_axes(language)
         self.parts = Parts(metadata, language, Sizes.of(metadata, text), shapes, text, tokens)
-        self.shapes = self.projector.shapes(self.parts.sizes)
+        self.shapes = self.projector.shapes(self.parts)
 
     def config(self) -> dict[str, Any]:
         """Return the config of the whole model. Raises ModelError for metadata that is missing,
@@ -102,7 +116,7 @@ class Mmproj:
             **self.projector.config(self.parts),
         }
         self._check_sizes()
-        return {**config, "preprocessor_config": self.projector.images(self.parts)}
+        return {**config, "preprocessor_config": self.projector.processor(self.parts)}
 
     def entries(self, file: str) -> Iterator[TensorEntry]:
         """Yield the tensors by their Hugging Face names. file: as the loader finds it. Raises
@@ -118,7 +132,8 @@ class Mmproj:
         depth = self.parts.sizes.depth
         match = _LAYER_NAME.fullmatch(tensor.name)
         name = self.projector.top.get(tensor.name)
-        if match is not None and int(match[1]) < depth:
+        is_of_tower = tensor.name.startswith(f"{self._letter}.")
+        if match is not None and is_of_tower and int(match[1]) < depth:
             place = f"{self.projector.layers}.{int(match[1])}"
             module = self._layer().get(match[2])
             name = f"{place}.{module}.{match[3]}" if module else None
@@ -146,8 +161,8 @@ class Mmproj:
         values = self.header.metadata
         path = self.header.path
         for name, expected in (
-            ("vision_encoder", True),
-            ("audio_encoder", False),
+            ("vision_encoder", self.projector.place == VISION),
+            ("audio_encoder", self.projector.place == AUDIO),
             ("text_encoder", False),
         ):
             if values.get(f"clip.has_{name}", expected) is not expected:
@@ -155,7 +170,7 @@ class Mmproj:
                     f"{path} has clip.has_{name} {values[f'clip.has_{name}']!r}; expected "
                     f"{expected}"
                 )
-        known = KNOWN | self.projector.keys
+        known = KNOWN[self.projector.place] | self.projector.keys
         unknown = sorted(key for key in values if key.startswith("clip.") and key not in known)
         if unknown:
             raise ModelError(
@@ -198,14 +213,14 @@ class Mmproj:
         count = max((int(match[1]) + 1 for match in matches if match), default=0)
         if count != self.parts.sizes.depth:
             raise ModelError(
-                f"{self.header.path} has {count} layers; its metadata clip.vision.block_count says "
-                f"{self.parts.sizes.depth}"
+                f"{self.header.path} has {count} layers; its metadata "
+                f"{self.projector.place}.block_count says {self.parts.sizes.depth}"
             )
 
     def _layer(self) -> dict[str, str]:
         """Return the names in a layer. Older converters call the first layer of a block "down"."""
         names = dict(self.projector.layer)
-        down = self.parts.shapes.get("v.blk.0.ffn_down.weight", ())
+        down = self.parts.shapes.get(f"{self._letter}.blk.0.ffn_down.weight", ())
         size = self.parts.sizes.width
         if len(down) == 2 and down[0] != size == down[1]:
             names["ffn_up"], names["ffn_down"] = names["ffn_down"], names["ffn_up"]

@@ -1,4 +1,4 @@
-"""Brings tensors of vision towers into the form that models on Hugging Face have."""
+"""Brings tensors of towers into the form that models on Hugging Face have."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def delivered(entry: TensorEntry, checkpoint: Checkpoint, read: Read) -> WeightP
         names = tuple(f"{entry.name}.{frame}" for frame in range(entry.shape[2]))
         frames = [floats(read(tensors[name])) for name in names]
         return WeightPiece(entry.name, "float32", entry.shape, torch.stack(frames, 2))
-    vision = checkpoint.config["vision_config"]
+    vision = checkpoint.config.get("vision_config", {})
     piece = read(entry)
-    is_module = entry.name.endswith(".weight") and "embedding" not in entry.name
+    is_module = entry.name.endswith(".weight") and "embed" not in entry.name
     if isinstance(piece.data, memoryview) and not (is_module and len(entry.shape) == 2):
         piece = as_floats(piece)
     if entry.name == SOFT_NORM and isinstance(piece.data, Tensor):
         return replace(piece, stored="float32", data=piece.data.float() - 1.0)
-    if vision["model_type"] == "pixtral" and _IN_PAIRS.fullmatch(entry.name):
+    if vision.get("model_type") == "pixtral" and _IN_PAIRS.fullmatch(entry.name):
         heads = vision["num_attention_heads"]
         sizes = {"num_attention_heads": heads, "num_key_value_heads": heads}
         return changed(piece, "unpermute", sizes)

@@ -7,7 +7,6 @@ from pegboard_pack_gguf.mmproj_parts import (
     Parts,
     Projector,
     Shapes,
-    Sizes,
     Values,
     activation,
     both_endings,
@@ -21,7 +20,8 @@ MAX_TILES = 12
 """How many tiles an image is cut into at most, if the file does not say."""
 
 
-def _shapes(sizes: Sizes) -> Shapes:
+def _shapes(parts: Parts) -> Shapes:
+    sizes = parts.sizes
     positions = (sizes.image // sizes.patch) ** 2 + 1
     return {
         "v.class_embd": (1, 1, sizes.width),
@@ -112,6 +112,6 @@ INTERNVL = Projector(
     last="mm.model.mlp.3.weight",
     shapes=_shapes,
     config=_config,
-    images=_images,
+    processor=_images,
     keys=keys("projector.scale_factor", "preproc_min_tiles", "preproc_max_tiles"),
 )

@@ -1,4 +1,4 @@
-"""What the families of vision towers in GGUF files share: how one is described, and readers of
+"""What the families of towers in GGUF files share: how one is described, and readers of
 metadata and vocabularies. Standard library only."""
 
 from __future__ import annotations
@@ -14,37 +14,40 @@ from pegboard_pack_gguf.header import GGUFHeader
 from pegboard_pack_gguf.metadata import Metadata
 
 VISION = "clip.vision"
-KNOWN = frozenset(
-    {
-        "clip.has_audio_encoder",
-        "clip.has_llava_projector",
-        "clip.has_text_encoder",
-        "clip.has_vision_encoder",
-        "clip.projector_type",
-        "clip.use_gelu",
-        "clip.use_silu",
-        "clip.vision.attention.head_count",
-        "clip.vision.attention.layer_norm_epsilon",
-        "clip.vision.block_count",
-        "clip.vision.embedding_length",
-        "clip.vision.feed_forward_length",
-        "clip.vision.image_mean",
-        "clip.vision.image_size",
-        "clip.vision.image_std",
-        "clip.vision.patch_size",
-        "clip.vision.projection_dim",
-        "clip.vision.projector_type",
-    }
+AUDIO = "clip.audio"
+_ANY = {
+    "clip.has_audio_encoder",
+    "clip.has_llava_projector",
+    "clip.has_text_encoder",
+    "clip.has_vision_encoder",
+    "clip.projector_type",
+}
+_TOWER = (
+    "attention.head_count",
+    "attention.layer_norm_epsilon",
+    "block_count",
+    "embedding_length",
+    "feed_forward_length",
+    "projection_dim",
+    "projector_type",
 )
-"""The keys that are read of all files."""
+_IMAGES = ("image_mean", "image_size", "image_std", "patch_size")
+KNOWN = {
+    VISION: frozenset(
+        {*_ANY, "clip.use_gelu", "clip.use_silu"}
+        | {f"{VISION}.{name}" for name in (*_TOWER, *_IMAGES)}
+    ),
+    AUDIO: frozenset(_ANY | {f"{AUDIO}.{name}" for name in _TOWER}),
+}
+"""The keys that are read of all files, by the place of the tower's."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a tower. width: of its vectors. image, patch: pixels of a side. text: the width
-    of the language model."""
+    """The sizes of a tower. width: of its vectors. image, patch: pixels of a side, 0 for audio.
+    text: the width of the language model."""
 
     width: int
     depth: int
@@ -57,12 +60,13 @@ class Sizes:
     @classmethod
     def of(cls, metadata: Metadata, text: Mapping[str, Any]) -> Sizes:
         """Read them. Raises ModelError."""
+        is_vision = metadata.prefix == VISION
         return cls(
             width=metadata.count("embedding_length"),
             depth=metadata.count("block_count"),
             heads=metadata.count("attention.head_count"),
-            image=metadata.count("image_size"),
-            patch=metadata.count("patch_size"),
+            image=metadata.count("image_size") if is_vision else 0,
+            patch=metadata.count("patch_size") if is_vision else 0,
             eps=metadata.number("attention.layer_norm_epsilon"),
             text=text["hidden_size"],
         )
@@ -75,7 +79,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the config of a model is made of. metadata: of the tower's file, below `VISION`.
+    """What the config of a model is made of. metadata: of the tower's file, below its place.
     language: of the language model's. shapes: of the tensors of the tower's file. text: the config
     of the language model. tokens: its vocabulary."""
 
@@ -100,25 +104,26 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projector:
-    """A family of towers, by the type of its projector. layers: where the layers are. layer:
-    Hugging Face names in a layer by those of the file, without the ending ".weight" or ".bias"; or
-    both with it. top: Hugging Face names by those of the file, but for layers. ignored: tensors
-    that change no result. last: the tensor whose dimension `side` is the width of the language
-    model. shapes: of tensors, as the model has them. keys: of the metadata, beyond `KNOWN`. config:
-    what the config has beyond the language model's. images: the preprocessor_config.json that the
-    model has on Hugging Face: how images become pixels; what it does not say has transformers'
-    defaults. joined: modules of a layer by the Hugging Face name of the whole: their parts, below
-    each other. frames: the matrices of patches of each frame, if there are several; their names on
-    Hugging Face are that of the whole with a number. has_axes: the language model has positions on
-    three axes."""
+    """A family of towers, by the type of its projector. place: of its metadata. layers: where the
+    layers are. layer: Hugging Face names in a layer by those of the file, without the ending
+    ".weight" or ".bias"; or both with it. top: Hugging Face names by those of the file, but for
+    layers. ignored: tensors that change no result. last: the tensor whose dimension `side` is the
+    width of the language model. shapes: of tensors, as the model has them. keys: of the metadata,
+    beyond `KNOWN`. config: what the config has beyond the language model's. processor: the
+    preprocessor_config.json that the model has on Hugging Face: how items become arrays; what it
+    does not say has transformers' defaults. joined: modules of a layer by the Hugging Face name of
+    the whole: their parts, below each other. frames: the matrices of patches of each frame, if
+    there are several; their names on Hugging Face are that of the whole with a number. has_axes:
+    the language model has positions on three axes."""
 
     layers: str
     layer: Mapping[str, str]
     top: Mapping[str, str]
     last: str
-    shapes: Callable[[Sizes], Shapes]
+    shapes: Callable[[Parts], Shapes]
     config: Callable[[Parts], Values]
-    images: Callable[[Parts], Values]
+    processor: Callable[[Parts], Values]
+    place: str = VISION
     side: int = 0
     keys: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
@@ -136,9 +141,9 @@ def both_endings(names: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def keys(*names: str) -> frozenset[str]:
-    """Return keys below `VISION`."""
-    return frozenset(f"{VISION}.{name}" for name in names)
+def keys(*names: str, place: str = VISION) -> frozenset[str]:
+    """Return keys below a place."""
+    return frozenset(f"{place}.{name}" for name in names)
 
 
 def square_config(parts: Parts) -> Values:
@@ -193,13 +198,13 @@ def flag(metadata: Metadata, name: str, *, default: bool = False) -> bool:
 
 
 def token_id(parts: Parts, text: str) -> int:
-    """Return the number of a token that prompts with images need."""
+    """Return the number of a token that prompts with images or audio need."""
     if text not in parts.tokens:
         raise ModelError(
             f"the vocabulary of the language model beside {parts.metadata.header.path} has no "
-            f"token {text!r}, which prompts with images need. Convert the language model again "
-            "from a repository whose tokenizer has it, or use --weight_loader.gguf.mmproj none to "
-            "serve it alone"
+            f"token {text!r}, which prompts with images or audio need. Convert the language model "
+            "again from a repository whose tokenizer has it, or use --weight_loader.gguf.mmproj "
+            "none to serve it alone"
         )
     return [*parts.tokens].index(text)
 

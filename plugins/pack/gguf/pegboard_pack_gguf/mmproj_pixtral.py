@@ -11,7 +11,6 @@ from pegboard_pack_gguf.mmproj_parts import (
     Parts,
     Projector,
     Shapes,
-    Sizes,
     Values,
     activation,
     any_config,
@@ -28,7 +27,8 @@ MERGER = "mm.patch_merger.weight"
 NORM = "mm.input_norm.weight"
 
 
-def _shapes(sizes: Sizes) -> Shapes:
+def _shapes(parts: Parts) -> Shapes:
+    sizes = parts.sizes
     return {"v.patch_embd.weight": sizes.of_patches, BREAK: (sizes.text,)}
 
 
@@ -118,6 +118,6 @@ PIXTRAL = Projector(
     last="mm.2.weight",
     shapes=_shapes,
     config=_config,
-    images=_images,
+    processor=_images,
     keys=keys("spatial_merge_size") | {"clip.rope.freq_base"},
 )

@@ -12,7 +12,6 @@ from pegboard_pack_gguf.mmproj_parts import (
     Parts,
     Projector,
     Shapes,
-    Sizes,
     Values,
     activation,
     both_endings,
@@ -36,8 +35,8 @@ RATE = 2
 """Positions of a second of video in the repositories of Qwen2.5-VL. Files do not say it."""
 
 
-def _shapes(sizes: Sizes) -> Shapes:
-    return dict.fromkeys(FRAMES, sizes.of_patches)
+def _shapes(parts: Parts) -> Shapes:
+    return dict.fromkeys(FRAMES, parts.sizes.of_patches)
 
 
 def _config(parts: Parts, name: str, vision: Values) -> Values:
@@ -196,7 +195,7 @@ QWEN2_VL = Projector(
     last="mm.2.weight",
     shapes=_shapes,
     config=_qwen2,
-    images=_images,
+    processor=_images,
     keys=_KEYS,
     has_axes=True,
 )
@@ -215,7 +214,7 @@ QWEN2_5_VL = Projector(
     last="mm.2.weight",
     shapes=_shapes,
     config=_qwen2_5,
-    images=_images,
+    processor=_images,
     keys=_KEYS
     | keys("n_wa_pattern", "window_size", "fullatt_block_indexes")
     | {"clip.use_glu_mlp", "clip.use_rms_norm"},

@@ -9,7 +9,6 @@ from pegboard_pack_gguf.mmproj_parts import (
     Parts,
     Projector,
     Shapes,
-    Sizes,
     Values,
     activation,
     both_endings,
@@ -64,7 +63,8 @@ def _below(tower: str, names: Mapping[str, str]) -> dict[str, str]:
     return {name: f"{tower}.{path}" for name, path in names.items()}
 
 
-def _siglip_shapes(sizes: Sizes) -> Shapes:
+def _siglip_shapes(parts: Parts) -> Shapes:
+    sizes = parts.sizes
     positions = (sizes.image // sizes.patch) ** 2
     return {
         "v.patch_embd.weight": sizes.of_patches,
@@ -72,9 +72,10 @@ def _siglip_shapes(sizes: Sizes) -> Shapes:
     }
 
 
-def _clip_shapes(sizes: Sizes) -> Shapes:
+def _clip_shapes(parts: Parts) -> Shapes:
+    sizes = parts.sizes
     positions = (sizes.image // sizes.patch) ** 2 + 1
-    return {**_siglip_shapes(sizes), "v.position_embd.weight": (positions, sizes.width)}
+    return {**_siglip_shapes(parts), "v.position_embd.weight": (positions, sizes.width)}
 
 
 def _llava(parts: Parts) -> Values:
@@ -191,7 +192,7 @@ LLAVA = Projector(
     last="mm.2.weight",
     shapes=_clip_shapes,
     config=_llava,
-    images=_clip_images,
+    processor=_clip_images,
     keys=keys("feature_layer"),
 )
 IDEFICS3 = Projector(
@@ -204,7 +205,7 @@ IDEFICS3 = Projector(
     last="mm.model.fc.weight",
     shapes=_siglip_shapes,
     config=_idefics3,
-    images=_idefics3_images,
+    processor=_idefics3_images,
     keys=keys("projector.scale_factor", "preproc_image_size"),
 )
 GEMMA3 = Projector(
@@ -219,6 +220,6 @@ GEMMA3 = Projector(
     side=1,
     shapes=_siglip_shapes,
     config=_gemma3,
-    images=_gemma3_images,
+    processor=_gemma3_images,
     keys=keys("projector.scale_factor"),
 )

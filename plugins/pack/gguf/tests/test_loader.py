@@ -428,7 +428,7 @@ def test_directories(write_gguf, tmp_path: Path) -> None:
     write_gguf(name="mmproj-a.gguf")
     alone = GGUFLoader(GGUFFiles(mmproj="none"), WeightLoaderSetup())
     assert alone.describe(LocalFiles(tmp_path)).path.name == "a.gguf"
-    with pytest.raises(ModelError, match="mmproj-a.gguf is no vision tower"):
+    with pytest.raises(ModelError, match="mmproj-a.gguf is no tower for images or audio"):
         describe(tmp_path)
     write_gguf(name="b.gguf")
     with pytest.raises(ModelError, match="several models; name one of these files: a.gguf, b.gguf"):
