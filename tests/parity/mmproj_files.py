@@ -21,6 +21,13 @@ GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "mistral": "llama",
+    "qwen2_5_vl_text": "qwen2vl",
+    "qwen2_vl_text": "qwen2vl",
+}
+"""The architecture of a file, by the model type of a language model, if it has another name."""
 LINEAR = {"mm.1.": "mm.0."}
 """What the converter of LLaVA calls the first layer of its projector."""
 TEMPLATE = "{% for message in messages %}w1 {{ message['content'] }} {% endfor %}w3"
@@ -60,7 +67,7 @@ def write_file(
 def type_of(name: str, shape: Sequence[int], stored: str) -> str:
     """Return the type of a tensor. Converters keep vectors and embeddings of towers in F32, and
     the projection of Gemma 3 in F16."""
-    if len(shape) < 2 or "embd" in name or stored == "F32":
+    if len(shape) < 2 or name.endswith(".bias") or "embd" in name or stored == "F32":
         return "F32"
     if "input_projection" in name or shape[-1] % 32:
         return "F16"
@@ -101,8 +108,8 @@ def vocabulary(special: Sequence[str]) -> Metadata:
 def text_parts(model: Any, special: Sequence[str]) -> tuple[str, Metadata, dict[str, np.ndarray]]:
     """Return the architecture, the metadata and the tensors of the language model."""
     config = model.config.text_config
-    is_gemma = config.model_type == "gemma3_text"
-    arch = "gemma3" if is_gemma else config.model_type
+    arch = ARCHITECTURES.get(config.model_type, config.model_type)
+    is_gemma = arch == "gemma3"
     tensors = {}
     for name, tensor in model.state_dict().items():
         for part in ("model.language_model.", "model.text_model."):
@@ -131,6 +138,8 @@ def text_parts(model: Any, special: Sequence[str]) -> tuple[str, Metadata, dict[
     }
     if is_gemma:
         sizes["attention.sliding_window"] = config.sliding_window
+    if sections := rope.get("mrope_section"):
+        sizes["rope.dimension_sections"] = [*sections, 0]
     return (
         arch,
         {f"{arch}.{key}": value for key, value in sizes.items()} | vocabulary(special),
@@ -159,7 +168,14 @@ def tower_parts(model: Any, kind: str) -> tuple[Metadata, dict[str, np.ndarray]]
                 stored = stored.replace(package, converter)
         is_offset = "soft_emb_norm" in stored
         tensors[stored] = tensor.float().numpy() + (1.0 if is_offset else 0.0)
-    metadata: Metadata = {
+    return tower_metadata(model, kind, vision.layer_norm_eps), tensors
+
+
+def tower_metadata(model: Any, kind: str, eps: float, given: Any = None) -> Metadata:
+    """Return the metadata that all towers have. kind: of the projector. eps: of norms. given: the
+    sizes, if not by the usual names in the config."""
+    vision = given or model.config.vision_config
+    return {
         "clip.has_vision_encoder": True,
         "clip.projector_type": kind,
         "clip.use_gelu": kind != "mlp",
@@ -169,12 +185,11 @@ def tower_parts(model: Any, kind: str) -> tuple[Metadata, dict[str, np.ndarray]]
         "clip.vision.feed_forward_length": vision.intermediate_size,
         "clip.vision.block_count": vision.num_hidden_layers,
         "clip.vision.attention.head_count": vision.num_attention_heads,
-        "clip.vision.attention.layer_norm_epsilon": vision.layer_norm_eps,
+        "clip.vision.attention.layer_norm_epsilon": eps,
         "clip.vision.projection_dim": model.config.text_config.hidden_size,
         "clip.vision.image_mean": [0.48145466, 0.4578275, 0.40821073],
         "clip.vision.image_std": [0.26862954, 0.26130258, 0.27577711],
     }
-    return metadata, tensors
 
 
 def without_last_layers(

@@ -443,7 +443,7 @@ NAMES = {
 }
 """Names in transformers that the package knows by the names of another program."""
 OTHER_LAYOUTS = {**LAYOUTS, **STATES}
-SAME_TABLE = {"internlm2", "xverse", "exaone", "minicpm"}
+SAME_TABLE = {"internlm2", "xverse", "exaone", "minicpm", "mistral3", "qwen2vl"}
 """Architectures without a case: transformers has no model of this name, or the table is that of
 another one."""
 

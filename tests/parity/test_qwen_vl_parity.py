@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,18 @@ def positions(given: Mapping[str, torch.Tensor], intervals: Sequence[float]) -> 
 
 
 def write(folder: Path, kind: str, layout: str, **more: Any) -> MediaReference:
+    reference, images, tokenizer = made(kind, VISION[kind], **more)
+    reference.model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    tensors = {renamed(name, layout): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    images.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return replace(reference, directory=folder)
+
+
+def made(kind: str, vision: Mapping[str, Any], **more: Any) -> tuple[Typed, Any, Any]:
+    """Return a model that is not on disk, its image processor and its tokenizer."""
     text = {
         "model_type": f"{kind}_text",
         **MEDIA_TEXT,
@@ -118,21 +131,16 @@ def write(folder: Path, kind: str, layout: str, **more: Any) -> MediaReference:
     model = make_media_model(
         kind,
         text_config=text,
-        vision_config={**VISION[kind], outer: text["hidden_size"]},
+        vision_config={**vision, outer: text["hidden_size"]},
         image_token_id=IMAGE,
         video_token_id=VIDEO,
         vision_start_token_id=START,
         vision_end_token_id=END,
         **more,
     )
-    model.save_pretrained(folder)
-    file = folder / "model.safetensors"
-    tensors = {renamed(name, layout): tensor for name, tensor in load_file(file).items()}
-    save_file(tensors, file, metadata={"format": "pt"})
+    rate = model.config.vision_config.to_dict().get("tokens_per_second", 4)
     images = Qwen2VLImageProcessorPil(patch_size=4, min_pixels=8 * 8, max_pixels=32 * 32)
-    images.save_pretrained(folder)
     tokenizer = make_tokenizer(SPECIAL, MARK, FILM)
-    tokenizer.save_pretrained(folder)
 
     def inputs(one: Prompt) -> Mapping[str, Any]:
         ids: list[int] = []
@@ -150,10 +158,10 @@ def write(folder: Path, kind: str, layout: str, **more: Any) -> MediaReference:
         }
         for token in tokenizer.encode(one["prompt"]):
             ids += [token] * (int(next(counts[token]).prod()) // 4 if token in counts else 1)
-        intervals = [1.0 if kind == "qwen2_vl" else 4.0 * 2 / video.fps for video in videos]
+        intervals = [1.0 if kind == "qwen2_vl" else rate * 2 / video.fps for video in videos]
         return {"input_ids": torch.tensor([ids]), "intervals": intervals, **arrays}
 
-    return Typed(folder, model, inputs)
+    return Typed(Path(), model, inputs), images, tokenizer
 
 
 def patched(images: Any, frames: Any) -> tuple[torch.Tensor, list[int]]:

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint
-from pegboard_models.processing import FILES, folder_of, json_object
+from pegboard_models.processing import FILES, IN_CONFIG, folder_of, json_object
 from pegboard_models.whisper_sizes import WhisperSizes
 
 TOP_HZ = 8000.0
@@ -100,13 +100,15 @@ def powers(
 
 
 def extractor_values(checkpoint: Checkpoint, name: str = "feature_extractor") -> dict[str, Any]:
-    """Return what a checkpoint's files say about its feature extractor. name: what it is called in
-    the file of all processors. Raises ModelError if there are none or one is wrong."""
+    """Return what a checkpoint's files say about its feature extractor, or else its config. name:
+    what it is called in the file of all processors. Raises ModelError if there is nothing or it is
+    wrong."""
     folder = folder_of(checkpoint)
     file, whole = (folder / name for name in FILES)
     if file.is_file():
         return json_object(file)
     values = json_object(whole).get(name) if whole.is_file() else None
+    values = checkpoint.config.get(IN_CONFIG) if values is None else values
     if not isinstance(values, Mapping):
         raise ModelError(
             f"{folder} has neither {FILES[0]} nor {name} in {FILES[1]}; one of them "

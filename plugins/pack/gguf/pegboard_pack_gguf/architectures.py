@@ -61,6 +61,12 @@ def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
                 "supported"
             )
         return name, MIXTRAL
+    if name == "mistral3" and header.metadata.get("mistral3.attention.temperature_scale"):
+        raise ModelError(
+            f"{header.path}: metadata mistral3.attention.temperature_scale is set; models whose "
+            "queries grow with their position (Ministral 3) are not supported. Use a file of "
+            "Mistral Small 3"
+        )
     if name == "deepseek2" and any(
         tensor.name.endswith(".exp_probs_b.bias") for tensor in header.tensors
     ):
@@ -170,13 +176,13 @@ def has_offset(architecture: Architecture, name: str) -> bool:
 
 
 def joined_entries(
-    path: str, index: Mapping[str, TensorEntry], architecture: Architecture
+    path: str, index: Mapping[str, TensorEntry], joined: Mapping[str, tuple[str, ...]]
 ) -> Iterator[TensorEntry]:
-    """Yields the tensors of `architecture.joined` whose parts are in the index. Parts of different
-    types become float32. Raises ModelError if a part is missing or has other columns than the
-    first."""
+    """Yields the tensors of `joined` whose parts are in the index. joined: see `Architecture`.
+    Parts of different types become float32. Raises ModelError if a part is missing or has other
+    columns than the first."""
     for name, first in index.items():
-        for whole, parts in architecture.joined.items():
+        for whole, parts in joined.items():
             match = re.fullmatch(rf"(.+\.){re.escape(parts[0])}(\.weight|\.bias)", name)
             if match is None:
                 continue
@@ -207,12 +213,12 @@ def joined_entries(
 
 
 def joined_parts(
-    architecture: Architecture, name: str, tensors: Mapping[str, TensorEntry]
+    joined: Mapping[str, tuple[str, ...]], name: str, tensors: Mapping[str, TensorEntry]
 ) -> tuple[str, ...]:
     """Returns the names of the tensors that this one is joined from, () if it is stored as it
     is."""
     module, _, ending = name.rpartition(".")
-    for whole, parts in architecture.joined.items():
+    for whole, parts in joined.items():
         if module.endswith(f".{whole}"):
             names = tuple(f"{module.removesuffix(whole)}{part}.{ending}" for part in parts)
             return names if names[0] in tensors else ()

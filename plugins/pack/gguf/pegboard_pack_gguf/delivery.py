@@ -21,11 +21,11 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
     """Returns the piece, changed, in new memory. config: the checkpoint's. Raises ModelError if the
     shape does not fit."""
     if change in ("transpose", "float"):
-        return _as_floats(piece, is_transposed=change == "transpose" and len(piece.shape) == 2)
+        return as_floats(piece, is_transposed=change == "transpose" and len(piece.shape) == 2)
     if change in ("flat", "convolution"):  # the shape alone, which the index has
         return piece
     if change == "logarithm":
-        return replace(piece, stored="float32", data=torch.log(-_floats(piece)))
+        return replace(piece, stored="float32", data=torch.log(-floats(piece)))
     rows = piece.shape[0]
     if change == "by_key_head":
         order = _by_key_head(piece.name, rows, config)
@@ -40,17 +40,6 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
     return replace(piece, data=_reordered(piece.data, order.reshape(-1)))
 
 
-def of_images(piece: WeightPiece, is_offset: bool) -> WeightPiece:
-    """Returns a tensor of a vision tower. Those that no linear layer multiplies with become floats.
-    is_offset: the converter added 1 to it."""
-    is_module = piece.name.endswith(".weight") and "embedding" not in piece.name
-    if isinstance(piece.data, memoryview) and not (is_module and len(piece.shape) == 2):
-        piece = _as_floats(piece, is_transposed=False)
-    if is_offset and isinstance(piece.data, Tensor):
-        piece = replace(piece, stored="float32", data=piece.data.float() - 1.0)
-    return piece
-
-
 def joined(entry: TensorEntry, parts: Sequence[WeightPiece]) -> WeightPiece:
     """Returns the tensor `entry`, whose rows are those of the parts one after the other, in new
     memory."""
@@ -62,15 +51,15 @@ def joined(entry: TensorEntry, parts: Sequence[WeightPiece]) -> WeightPiece:
     if all(part.stored == entry.stored for part in parts):
         data = torch.cat([part.data for part in parts if isinstance(part.data, Tensor)])
     else:
-        data = torch.cat([_floats(part) for part in parts])
+        data = torch.cat([floats(part) for part in parts])
     return WeightPiece(entry.name, entry.stored, entry.shape, data)
 
 
 def up_projection(entry: TensorEntry, keys: WeightPiece, values: WeightPiece) -> WeightPiece:
     """Returns the tensor `entry` [H · (N + V), C] float32 of latent attention, in new memory. keys:
     [H, C, N]; values: [H, V, C]. Raises ModelError if the shapes do not fit."""
-    of_keys = _floats(keys).transpose(1, 2)
-    of_values = _floats(values)
+    of_keys = floats(keys).transpose(1, 2)
+    of_values = floats(values)
     if of_values.dim() != 3 or of_values.shape[::2] != of_keys.shape[::2]:
         raise ModelError(
             f"tensor {values.name} has shape {values.shape}, which does not fit {keys.name} of "
@@ -85,12 +74,13 @@ def up_projection(entry: TensorEntry, keys: WeightPiece, values: WeightPiece) ->
     return WeightPiece(entry.name, "float32", entry.shape, joined)
 
 
-def _floats(piece: WeightPiece) -> Tensor:
+def floats(piece: WeightPiece) -> Tensor:
+    """Return the values of a tensor, float32."""
     if isinstance(piece.data, Tensor):
         return piece.data.float()
-    floats = torch.empty(piece.shape, dtype=torch.float32)
-    dequantize_into(piece.data, piece.stored, floats.view(-1, piece.shape[-1]))
-    return floats
+    values = torch.empty(piece.shape, dtype=torch.float32)
+    dequantize_into(piece.data, piece.stored, values.view(-1, piece.shape[-1]))
+    return values
 
 
 def _rows(name: str, count: int, *shape: int) -> np.ndarray:
@@ -136,13 +126,14 @@ def _reordered(data: Tensor | memoryview, order: np.ndarray) -> Tensor | memoryv
     return memoryview(rows[order].reshape(-1))
 
 
-def _as_floats(piece: WeightPiece, is_transposed: bool) -> WeightPiece:
+def as_floats(piece: WeightPiece, is_transposed: bool = False) -> WeightPiece:
+    """Return a tensor whose blocks are dequantized."""
     if isinstance(piece.data, Tensor):
         if not is_transposed:
             return piece
         stored = piece.data.view(piece.shape[::-1])
         return replace(piece, data=stored.T.contiguous())
     shape = piece.shape[::-1] if is_transposed else piece.shape
-    floats = torch.empty(shape, dtype=torch.float32)
-    dequantize_into(piece.data, piece.stored, floats)
-    return replace(piece, stored="float32", data=floats.T.contiguous() if is_transposed else floats)
+    values = torch.empty(shape, dtype=torch.float32)
+    dequantize_into(piece.data, piece.stored, values)
+    return replace(piece, stored="float32", data=values.T.contiguous() if is_transposed else values)

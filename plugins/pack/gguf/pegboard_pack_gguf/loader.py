@@ -33,7 +33,8 @@ from pegboard_pack_gguf.architectures import (
 from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, read_header
 from pegboard_pack_gguf.hf_config import config_of_language, hf_config, token_ids
-from pegboard_pack_gguf.mmproj import PARTS, SOFT_NORM, Mmproj, find_mmproj
+from pegboard_pack_gguf.metadata import Metadata
+from pegboard_pack_gguf.mmproj import PARTS, Mmproj, find_mmproj
 from pegboard_pack_gguf.options import GGUFFiles
 from pegboard_pack_gguf.table_parts import Architecture
 from pegboard_pack_gguf.vocabulary import end_token_ids
@@ -64,9 +65,9 @@ class GGUFLoader:
         tensors = _index(headers, architecture, config)
         beside = find_mmproj(path, self.options.mmproj)
         if beside is not None:
-            mmproj = Mmproj(beside)
-            config = _with_images(mmproj, header, architecture, config)
-            tensors |= _index_of_images(mmproj, path.parent, config)
+            mmproj = _mmproj(beside, Metadata(header, prefix), architecture, config)
+            config = mmproj.config()
+            tensors |= _index_of_images(mmproj, path.parent)
             headers.append(mmproj.header)
         template = header.metadata.get("tokenizer.chat_template")
         generation_config: dict[str, Any] = dict(token_ids(header))
@@ -101,9 +102,9 @@ class GGUFLoader:
         ]
         for entry in sorted(chosen, key=lambda entry: (entry.file, entry.offset)):
             if entry.name.startswith(PARTS):
-                from pegboard_pack_gguf.delivery import of_images
+                from pegboard_pack_gguf.mmproj_delivery import delivered
 
-                yield of_images(files.piece(entry), is_offset=entry.name == SOFT_NORM)
+                yield delivered(entry, checkpoint, files.piece)
                 continue
             parts = up_projection_parts(entry, checkpoint.tensors) if architecture.is_latent else ()
             if parts:
@@ -113,7 +114,7 @@ class GGUFLoader:
                     entry, *(files.piece(_entry(checkpoint, part)) for part in parts)
                 )
                 continue
-            if names := joined_parts(architecture, entry.name, checkpoint.tensors):
+            if names := joined_parts(architecture.joined, entry.name, checkpoint.tensors):
                 from pegboard_pack_gguf.delivery import changed, joined
 
                 pieces = [
@@ -230,34 +231,34 @@ def _index(
                 raise ModelError(f"{header.path}: {entry.name!r} occurs twice")
             index[entry.name] = entry
     index |= {
-        entry.name: entry for entry in joined_entries(str(headers[0].path), index, architecture)
+        entry.name: entry
+        for entry in joined_entries(str(headers[0].path), index, architecture.joined)
     }
     return index
 
 
-def _with_images(
-    mmproj: Mmproj, header: GGUFHeader, architecture: Architecture, text: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the config of a model with a vision tower. header, architecture, text: of its
-    language model."""
+def _mmproj(
+    path: Path, language: Metadata, architecture: Architecture, text: Mapping[str, Any]
+) -> Mmproj:
+    """Returns a vision tower. language, architecture, text: of its language model."""
     if architecture.layers != "model.layers":
         raise ModelError(
-            f"{mmproj.header.path}: a {architecture.class_name} with images is not supported; use "
+            f"{path}: a {architecture.class_name} with images is not supported; use "
             "--weight_loader.gguf.mmproj none to serve it alone"
         )
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    tokens = language.header.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         tokens = []
-    return mmproj.config(text, tokens)
+    return Mmproj(path, language, text, tokens)
 
 
-def _index_of_images(
-    mmproj: Mmproj, folder: Path, config: Mapping[str, Any]
-) -> dict[str, TensorEntry]:
+def _index_of_images(mmproj: Mmproj, folder: Path) -> dict[str, TensorEntry]:
     """Returns the tensors of the vision tower and its projector. folder: of the language model."""
     path = mmproj.header.path
     file = path.name if path.parent == folder else str(path)
-    return {entry.name: entry for entry in mmproj.entries(file, config)}
+    index = {entry.name: entry for entry in mmproj.entries(file)}
+    joined = joined_entries(str(path), index, mmproj.projector.joined)
+    return index | {entry.name: entry for entry in joined}
 
 
 def _tokenizer_data(header: GGUFHeader) -> dict[str, Any]:

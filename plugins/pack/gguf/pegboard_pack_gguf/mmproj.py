@@ -1,5 +1,5 @@
-"""Reads the vision tower and the projector of a model, which llama.cpp stores in a GGUF file of
-their own: "mmproj-….gguf", of the architecture "clip". Standard library only.
+"""Reads the tower of a model for images or audio, and its projector, which llama.cpp stores in a
+GGUF file of their own: "mmproj-….gguf", of the architecture "clip". Standard library only.
 
 The tables have the names that the same tensors have on Hugging Face. The names of the file, and
 what its metadata means, come from llama.cpp's `clip.cpp` and its converters.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,90 +16,37 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
 from pegboard_pack_gguf.header import GGUFTensor, read_header
 from pegboard_pack_gguf.metadata import Metadata
-from pegboard_pack_gguf.mmproj_config import PROCESSORS, VISION, config_of
+from pegboard_pack_gguf.mmproj_internvl import INTERNVL
+from pegboard_pack_gguf.mmproj_parts import AUDIO, KNOWN, VISION, Parts, Shapes, Sizes
+from pegboard_pack_gguf.mmproj_pixtral import PIXTRAL
+from pegboard_pack_gguf.mmproj_qwen_vl import QWEN2_5_VL, QWEN2_VL
+from pegboard_pack_gguf.mmproj_square import GEMMA3, IDEFICS3, LLAVA
+from pegboard_pack_gguf.mmproj_whisper import QWEN2_AUDIO, ULTRAVOX, VOXTRAL
 
 PATTERN = "mmproj*.gguf"
-SOFT_NORM = "multi_modal_projector.mm_soft_emb_norm.weight"
-"""The converter added 1 to it."""
-PARTS = ("connector.", "multi_modal_projector.", "vision_model.", "vision_tower.")
+PARTS = (
+    "audio_tower.",
+    "connector.",
+    "multi_modal_projector.",
+    "vision_model.",
+    "vision_tower.",
+    "visual.",
+)
 """Beginnings of the names that tensors of these files have on Hugging Face."""
-
-_LAYER_NAME = re.compile(r"v\.blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
-_LAYER = {
-    "ln1": "layer_norm1",
-    "ln2": "layer_norm2",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_out": "self_attn.out_proj",
-    "ffn_up": "mlp.fc1",
-    "ffn_down": "mlp.fc2",
-}
-_SWAPPED = {**_LAYER, "ffn_up": "mlp.fc2", "ffn_down": "mlp.fc1"}
-"""Older converters call the first layer of a block "down"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Projector:
-    """What the file of a projector type has. tower: where the tower is. top: Hugging Face names by
-    those of the file, but for layers. last: the tensor whose dimension `side` is the width of the
-    language model."""
-
-    tower: str
-    top: Mapping[str, str]
-    last: str
-    side: int = 0
-
-
-_EMBEDDINGS = {
-    "v.patch_embd.weight": "embeddings.patch_embedding.weight",
-    "v.position_embd.weight": "embeddings.position_embedding.weight",
-}
-_SIGLIP = {
-    **_EMBEDDINGS,
-    "v.patch_embd.bias": "embeddings.patch_embedding.bias",
-    "v.post_ln.weight": "post_layernorm.weight",
-    "v.post_ln.bias": "post_layernorm.bias",
-}
-_CLIP = {
-    **_EMBEDDINGS,
-    "v.class_embd": "embeddings.class_embedding",
-    "v.pre_ln.weight": "pre_layrnorm.weight",
-    "v.pre_ln.bias": "pre_layrnorm.bias",
-}
-
-
-def _below(tower: str, names: Mapping[str, str]) -> dict[str, str]:
-    return {name: f"{tower}.{path}" for name, path in names.items()}
-
-
-_TOWER = "vision_tower.vision_model"
-_MLP = {
-    f"mm.{number}.{ending}": f"multi_modal_projector.linear_{place}.{ending}"
-    for number, place in ((0, 1), (2, 2))
-    for ending in ("weight", "bias")
-}
 PROJECTORS = {
-    "mlp": Projector(_TOWER, {**_below(_TOWER, _CLIP), **_MLP}, "mm.2.weight"),
-    "idefics3": Projector(
-        "vision_model",
-        {
-            **_below("vision_model", _SIGLIP),
-            "mm.model.fc.weight": "connector.modality_projection.proj.weight",
-        },
-        "mm.model.fc.weight",
-    ),
-    "gemma3": Projector(
-        _TOWER,
-        {
-            **_below(_TOWER, _SIGLIP),
-            "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
-            "mm.soft_emb_norm.weight": SOFT_NORM,
-        },
-        "mm.input_projection.weight",
-        side=1,
-    ),
+    "mlp": LLAVA,
+    "idefics3": IDEFICS3,
+    "gemma3": GEMMA3,
+    "pixtral": PIXTRAL,
+    "internvl": INTERNVL,
+    "qwen2vl_merger": QWEN2_VL,
+    "qwen2.5vl_merger": QWEN2_5_VL,
+    "ultravox": ULTRAVOX,
+    "qwen2a": QWEN2_AUDIO,
+    "voxtral": VOXTRAL,
 }
+
+_LAYER_NAME = re.compile(r"[av]\.blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 
 
 def find_mmproj(model: Path, asked: str) -> Path | None:
@@ -117,25 +63,30 @@ def find_mmproj(model: Path, asked: str) -> Path | None:
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
         raise ModelError(
-            f"{model.parent} has several files for images: {names}; name one of them with "
+            f"{model.parent} has several files for images or audio: {names}; name one of them with "
             "--weight_loader.gguf.mmproj, or leave them out with none"
         )
     return paths[0] if paths else None
 
 
 class Mmproj:
-    """A file of a vision tower and its projector. Raises ModelError if it is damaged, or if its
-    projector is of an unknown type."""
+    """A file of a tower and its projector. language, text: the metadata and the config of
+    the language model. tokens: its vocabulary. Raises ModelError if the file is damaged, if its
+    projector is of an unknown type, and for metadata that is missing, wrong or not supported."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, language: Metadata, text: Mapping[str, Any], tokens: Sequence[str]
+    ) -> None:
         self.header = read_header(path)
         values = self.header.metadata
         name = values.get("general.architecture")
         if name != "clip":
             raise ModelError(
-                f"{path} is no vision tower: its general.architecture is {name!r}, expected 'clip'"
+                f"{path} is no tower for images or audio: its general.architecture is {name!r}, "
+                "expected 'clip'"
             )
-        kind = values.get("clip.vision.projector_type", values.get("clip.projector_type"))
+        names = (f"{VISION}.projector_type", f"{AUDIO}.projector_type", "clip.projector_type")
+        kind = next((values[name] for name in names if name in values), None)
         if kind is None and values.get("clip.has_llava_projector") is True:
             kind = "mlp"  # the oldest files have only this kind, and no name for it
         if not isinstance(kind, str) or kind not in PROJECTORS:
@@ -145,75 +96,136 @@ class Mmproj:
             )
         self.kind = kind
         self.projector = PROJECTORS[kind]
-        self.tensors = {tensor.name: tensor for tensor in self.header.tensors}
+        self._letter = "v" if self.projector.place == VISION else "a"
+        self._check_metadata()
+        metadata = Metadata(self.header, self.projector.place)
+        shapes = {tensor.name: tensor.shape for tensor in self.header.tensors}
+        self._check_width(shapes, text["hidden_size"])
+        self._check_axes(language)
+        self.parts = Parts(metadata, language, Sizes.of(metadata, text), shapes, text, tokens)
+        self.shapes = self.projector.shapes(self.parts)
 
-    def config(self, text: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
-        """Return the config of the whole model. text: that of the language model. tokens: its
-        vocabulary. Raises ModelError for metadata that is missing, wrong or not supported."""
-        path = self.header.path
-        last = self.tensors.get(self.projector.last)
-        shape = None if last is None else last.shape
-        width = text["hidden_size"]
-        if shape is None or len(shape) != 2 or shape[self.projector.side] != width:
-            raise ModelError(
-                f"{path}: {self.projector.last} has shape {shape}; the language model has vectors "
-                f"of {width} numbers. Use the file that was made for this model"
-            )
-        config = config_of(self.kind, Metadata(self.header, VISION), text, tokens)
-        self._check_sizes(config["vision_config"])
-        return {**config, "preprocessor_config": PROCESSORS[self.kind](config, self.header)}
+    def config(self) -> dict[str, Any]:
+        """Return the config of the whole model. Raises ModelError for metadata that is missing,
+        wrong or not supported."""
+        text = self.parts.text
+        config = {
+            "text_config": dict(text),
+            "tie_word_embeddings": text["tie_word_embeddings"],
+            **{name: text[name] for name in text if name.endswith("_token_id")},
+            **self.projector.config(self.parts),
+        }
+        self._check_sizes()
+        return {**config, "preprocessor_config": self.projector.processor(self.parts)}
 
-    def entries(self, file: str, config: Mapping[str, Any]) -> Iterator[TensorEntry]:
+    def entries(self, file: str) -> Iterator[TensorEntry]:
         """Yield the tensors by their Hugging Face names. file: as the loader finds it. Raises
         ModelError for a tensor that the model has no place for, because without it, a different
         model would be computed."""
-        num_layers = config["vision_config"]["num_hidden_layers"]
-        names = _SWAPPED if self._is_swapped() else _LAYER
         for tensor in self.header.tensors:
-            match = _LAYER_NAME.fullmatch(tensor.name)
-            name = self.projector.top.get(tensor.name)
-            if match is not None and int(match[1]) < num_layers and match[2] in names:
-                place = f"{self.projector.tower}.encoder.layers.{int(match[1])}"
-                name = f"{place}.{names[match[2]]}.{match[3]}"
-            if name is None:
-                raise ModelError(
-                    f"{self.header.path}: tensor {tensor.name!r} has no place in a model with the "
-                    f"projector {self.kind!r} and a tower of {num_layers} layers"
-                )
-            yield _entry(tensor, name, file)
+            if tensor.name not in self.projector.ignored:
+                yield self._entry(tensor, file)
+        if self.projector.frames:
+            yield self._of_frames(file)
 
-    def _check_sizes(self, vision: Mapping[str, Any]) -> None:
-        """Raise ModelError if the tensors are not those of a tower of these sizes. So a wrong
-        number makes no huge tower."""
-        size = vision["hidden_size"]
-        patch = vision["patch_size"]
-        has_class = "v.class_embd" in self.projector.top
-        expected = {
-            "v.patch_embd.weight": (size, 3, patch, patch),
-            "v.position_embd.weight": ((vision["image_size"] // patch) ** 2 + has_class, size),
-        }
-        for name, shape in expected.items():
-            stored = self.tensors[name].shape if name in self.tensors else None
-            if stored != shape:
-                raise ModelError(
-                    f"{self.header.path}: {name} has shape {stored}; the metadata says {shape}"
-                )
-        matches = (_LAYER_NAME.fullmatch(name) for name in self.tensors)
-        count = max((int(match[1]) + 1 for match in matches if match), default=0)
-        if count != vision["num_hidden_layers"]:
+    def _entry(self, tensor: GGUFTensor, file: str) -> TensorEntry:
+        depth = self.parts.sizes.depth
+        match = _LAYER_NAME.fullmatch(tensor.name)
+        name = self.projector.top.get(tensor.name)
+        is_of_tower = tensor.name.startswith(f"{self._letter}.")
+        if match is not None and is_of_tower and int(match[1]) < depth:
+            place = f"{self.projector.layers}.{int(match[1])}"
+            module = self._layer().get(match[2])
+            name = f"{place}.{module}.{match[3]}" if module else None
+            if whole := self.projector.layer.get(f"{match[2]}.{match[3]}"):
+                name = f"{place}.{whole}"
+        if name is None:
             raise ModelError(
-                f"{self.header.path} has {count} layers; its metadata clip.vision.block_count says "
-                f"{vision['num_hidden_layers']}"
+                f"{self.header.path}: tensor {tensor.name!r} has no place in a model with the "
+                f"projector {self.kind!r} and a tower of {depth} layers"
+            )
+        shape = self.shapes.get(tensor.name, tensor.shape)
+        return TensorEntry(name, shape, tensor.type.stored, file, tensor.offset, tensor.num_bytes)
+
+    def _of_frames(self, file: str) -> TensorEntry:
+        """Return the matrix of patches of several frames."""
+        first = self.projector.frames[0]
+        name = self.projector.top[first].rpartition(".")[0]
+        width, colors, *sides = self.shapes[first]
+        shape = (width, colors, len(self.projector.frames), *sides)
+        tensor = next(tensor for tensor in self.header.tensors if tensor.name == first)
+        return TensorEntry(name, shape, "float32", file, tensor.offset, tensor.num_bytes)
+
+    def _check_metadata(self) -> None:
+        """Raise ModelError for metadata that is not read."""
+        values = self.header.metadata
+        path = self.header.path
+        for name, expected in (
+            ("vision_encoder", self.projector.place == VISION),
+            ("audio_encoder", self.projector.place == AUDIO),
+            ("text_encoder", False),
+        ):
+            if values.get(f"clip.has_{name}", expected) is not expected:
+                raise ModelError(
+                    f"{path} has clip.has_{name} {values[f'clip.has_{name}']!r}; expected "
+                    f"{expected}"
+                )
+        known = KNOWN[self.projector.place] | self.projector.keys
+        unknown = sorted(key for key in values if key.startswith("clip.") and key not in known)
+        if unknown:
+            raise ModelError(
+                f"{path}: metadata {', '.join(unknown)} is not supported with the projector "
+                f"{self.kind!r}"
             )
 
-    def _is_swapped(self) -> bool:
-        """Return whether the file has the layers of a block under each other's names."""
-        down = self.tensors.get("v.blk.0.ffn_down.weight")
-        size = Metadata(self.header, VISION).count("embedding_length")
-        return down is not None and len(down.shape) == 2 and down.shape[0] != size == down.shape[1]
+    def _check_width(self, shapes: Shapes, width: int) -> None:
+        """Raise ModelError if the projector makes vectors of another size than `width`."""
+        last = self.projector.last
+        shape = shapes.get(last)
+        if shape is None or len(shape) != 2 or shape[self.projector.side] != width:
+            raise ModelError(
+                f"{self.header.path}: {last} has shape {shape}; the language model has vectors "
+                f"of {width} numbers. Use the file that was made for this model"
+            )
+
+    def _check_axes(self, language: Metadata) -> None:
+        """Raise ModelError if the language model has positions on three axes, and the projector is
+        that of a model without, or the other way."""
+        has_axes = language.has("rope.dimension_sections")
+        if has_axes != self.projector.has_axes:
+            raise ModelError(
+                f"{self.header.path} has the projector {self.kind!r}; the language model beside it "
+                f"has {'' if has_axes else 'no '}positions on three axes "
+                f"({language.prefix}.rope.dimension_sections). Use the file that was made for it"
+            )
+
+    def _check_sizes(self) -> None:
+        """Raise ModelError if the tensors are not those of a tower of these sizes. So a wrong
+        number makes no huge tower. Converters drop dimensions of one, or not."""
+        stored = self.parts.shapes
+        for name, shape in self.shapes.items():
+            given = stored.get(name)
+            if given is None or _dropped(given) != _dropped(shape):
+                raise ModelError(
+                    f"{self.header.path}: {name} has shape {given}; the metadata says {shape}"
+                )
+        matches = (_LAYER_NAME.fullmatch(name) for name in stored)
+        count = max((int(match[1]) + 1 for match in matches if match), default=0)
+        if count != self.parts.sizes.depth:
+            raise ModelError(
+                f"{self.header.path} has {count} layers; its metadata "
+                f"{self.projector.place}.block_count says {self.parts.sizes.depth}"
+            )
+
+    def _layer(self) -> dict[str, str]:
+        """Return the names in a layer. Older converters call the first layer of a block "down"."""
+        names = dict(self.projector.layer)
+        down = self.parts.shapes.get(f"{self._letter}.blk.0.ffn_down.weight", ())
+        size = self.parts.sizes.width
+        if len(down) == 2 and down[0] != size == down[1]:
+            names["ffn_up"], names["ffn_down"] = names["ffn_down"], names["ffn_up"]
+        return names
 
 
-def _entry(tensor: GGUFTensor, name: str, file: str) -> TensorEntry:
-    return TensorEntry(
-        name, tensor.shape, tensor.type.stored, file, tensor.offset, tensor.num_bytes
-    )
+def _dropped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)

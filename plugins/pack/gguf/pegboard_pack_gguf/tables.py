@@ -93,6 +93,8 @@ LLAMA = Architecture(
     rope_style="pairs",
     config={**RMS, "attention_bias": QKV_BIAS, "mlp_bias": Has(("blk.0.ffn_down.bias",))},
 )
+QWEN2 = Architecture(class_name="Qwen2ForCausalLM", model_type="qwen2")
+"""Also the language model of Qwen-VL: the positions of text are the same on all axes."""
 _GEMMA_ACTIVATION = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 GEMMA2 = Architecture(
     class_name="Gemma2ForCausalLM",
@@ -157,8 +159,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
     "internlm2": LLAMA,
     "xverse": LLAMA,
+    "mistral3": LLAMA,
     "exaone": replace(LLAMA, rope_style="halves"),
-    "qwen2": Architecture(class_name="Qwen2ForCausalLM", model_type="qwen2"),
+    "qwen2": QWEN2,
+    "qwen2vl": QWEN2,
     "qwen3": Architecture(
         class_name="Qwen3ForCausalLM",
         model_type="qwen3",

@@ -14,15 +14,14 @@ _NAMES = {
         "modern-bert neo-bert nomic-bert nomic-bert-moe rnd1 t5 t5encoder wavtokenizer-dec"
     ),
     "it reads images or sound, or is the part of a model that does": (
-        "chameleon clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe"
+        "chameleon clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen3vl qwen3vlmoe"
     ),
     (
         "its attention adds a bias by distance (ALiBi), and such models are not read from GGUF "
         "files yet"
     ): ("baichuan jais refact"),
     "it is not read from GGUF files yet": (
-        "codeshell deci gemma3n gemma4 gptj maincoder minicpm3 mistral3 openelm plamo plamo3 plm "
-        "qwen"
+        "codeshell deci gemma3n gemma4 gptj maincoder minicpm3 openelm plamo plamo3 plm qwen"
     ),
 }
 UNSERVED = {name: reason for reason, names in _NAMES.items() for name in names.split()}

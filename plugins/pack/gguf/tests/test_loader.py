@@ -270,9 +270,22 @@ def test_unknown_architecture_and_tensor(write_gguf) -> None:
         describe(write_gguf("rwkv7"))
     with pytest.raises(ModelError, match="contains no model: its general.type is 'adapter'"):
         describe(write_gguf(metadata={"general.type": "adapter"}))
+    with pytest.raises(
+        ModelError, match="temperature_scale is set; .* Use a file of Mistral Small"
+    ):
+        describe(write_gguf("mistral3", metadata={"attention.temperature_scale": 0.1}))
     tensors = stored_values(write_gguf(name="plain.gguf"))
     with pytest.raises(ModelError, match="ssm_conv1d"):
         describe(write_gguf(tensors=tensors | {"blk.0.ssm_conv1d.weight": np.ones(4, np.float32)}))
+
+
+def test_mistral_3(write_gguf) -> None:
+    """Its tensors are those of Llama."""
+    checkpoint = describe(write_gguf("mistral3"))
+    assert checkpoint.architectures == ("LlamaForCausalLM",)
+    assert checkpoint.rope_style == "pairs"
+    with pytest.raises(ModelError, match="temperature_scale is set; .* Use a file of Mistral Sm"):
+        describe(write_gguf("mistral3", metadata={"attention.temperature_scale": 0.1}))
 
 
 def test_experts_become_tensors_of_their_own(write_gguf) -> None:
@@ -415,7 +428,7 @@ def test_directories(write_gguf, tmp_path: Path) -> None:
     write_gguf(name="mmproj-a.gguf")
     alone = GGUFLoader(GGUFFiles(mmproj="none"), WeightLoaderSetup())
     assert alone.describe(LocalFiles(tmp_path)).path.name == "a.gguf"
-    with pytest.raises(ModelError, match="mmproj-a.gguf is no vision tower"):
+    with pytest.raises(ModelError, match="mmproj-a.gguf is no tower for images or audio"):
         describe(tmp_path)
     write_gguf(name="b.gguf")
     with pytest.raises(ModelError, match="several models; name one of these files: a.gguf, b.gguf"):
