@@ -149,18 +149,17 @@ def _items(name: str, values: Any) -> list[Any]:
     """Return the items of multi_modal_data[name]."""
     path = f"multi_modal_data.{name}"
     has_rows = name in ROWS or _is_rows(values)
-    is_one = isinstance(values, Mapping)
-    if has_rows and not is_one:
-        if not isinstance(values, list) and getattr(values, "ndim", 0) != 3:
+    is_list = isinstance(values, list) and not _is_video(name, values)
+    if has_rows and not is_list and not isinstance(values, Mapping):
+        if getattr(values, "ndim", 0) != 3:
             raise wrong_embeds(
                 path,
                 "expected a tensor [items, rows, width], a list with [rows, width] of each item, "
                 "or a mapping with them and with what else the model needs of the items",
             )
-    else:
-        is_one = is_one or not isinstance(values, list) or _is_video(name, values)
+        is_list = True
     items: list[Any] = []
-    for value in [values] if is_one else values:
+    for value in values if is_list else [values]:
         is_given = has_rows or isinstance(value, Mapping)
         items += given_items(value, ROWS.get(name, name), path) if is_given else [value]
     return items
