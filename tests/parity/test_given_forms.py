@@ -177,6 +177,7 @@ def test_logits(name: str, tmp_path: Path, encoded: Any) -> None:
     check_given(FAMILIES[name], tmp_path, encoded)
 
 
+@pytest.mark.one_rank
 def test_another_grid_is_not_the_same_prefix(tmp_path: Path, encoded: Any) -> None:
     """The rows are the same, and the positions are not."""
     family = FAMILIES["qwen2_5_vl"]
@@ -196,6 +197,7 @@ def test_another_grid_is_not_the_same_prefix(tmp_path: Path, encoded: Any) -> No
     assert other.num_cached_tokens == 4, "the first two rows have the same positions"
 
 
+@pytest.mark.one_rank
 def test_rows_of_audio(tmp_path: Path, encoded: Any) -> None:
     """Qwen-Omni's have no form."""
     kind = "qwen2_5_omni"

@@ -122,6 +122,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         rows_part(ROWS, image_grid_thw=text(saved(torch.ones(3)))),
         "content[0].image_grid_thw: the bytes cannot be read",
     ),
+    "an empty grid": (
+        rows_part(ROWS, image_grid_thw=text(saved(torch.zeros(0, 3).long()))),
+        "whole numbers [items, numbers], at most 4096, got the shape [0, 3]",
+    ),
     "no base64": (rows_part(ROWS, image_grid_thw="1,4,8"), "expected base64"),
     "no numbers": (rows_part(ROWS, image_grid_thw=None), "expected whole numbers"),
     "an object": (rows_part(ROWS, image_grid_thw={"t": 1}), "expected whole numbers"),

@@ -19,16 +19,15 @@ import io
 import math
 import pickletools
 import re
+import struct
 import zipfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from pegboard.data.given_items import MAX_NUMBERS
 from pegboard.data.prompt_embeds import PromptEmbeds, wrong_embeds
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_MEMBERS = 64
@@ -77,14 +76,21 @@ def read_tensor(text: str, path: str) -> PromptEmbeds:
     return PromptEmbeds(values.data, values.dtype, shape[-2:], path=path)
 
 
-def read_integers(text: str, path: str) -> "np.ndarray":
-    """Return the tensor of integers in a text. path: of the field, for errors. Raises
-    RequestError."""
-    import numpy as np
-
+def read_integers(text: str, path: str) -> list[tuple[int, ...]]:
+    """Return the tensor of integers in a text, [items, numbers] or [numbers], as lines. path: of
+    the field, for errors. Raises RequestError."""
     values = _read(text, path, INTEGERS)
-    little_endian = np.dtype(values.dtype).newbyteorder("<")
-    return np.frombuffer(values.data, little_endian).reshape(values.shape)
+    shape = values.shape
+    count = math.prod(shape)
+    if len(shape) not in (1, 2) or not 0 < count <= MAX_NUMBERS:
+        raise wrong_embeds(
+            path,
+            f"expected whole numbers [items, numbers], at most {MAX_NUMBERS}, got the shape "
+            f"{list(shape)!s:.80}",
+        )
+    letter = "q" if values.dtype == "int64" else "i"
+    numbers = struct.unpack(f"<{count}{letter}", values.data)
+    return [numbers[first : first + shape[-1]] for first in range(0, count, shape[-1])]
 
 
 def _read(text: str, path: str, kinds: Kinds) -> Values:
