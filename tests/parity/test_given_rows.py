@@ -11,7 +11,7 @@ import test_aria_parity
 import test_audio_parity
 import test_deepseek_ocr_parity
 import test_deepseek_vl2_parity
-import test_mistral3_parity
+import test_fuyu_parity
 import test_phi4mm_parity
 import test_tiles_parity
 import torch
@@ -160,6 +160,11 @@ def test_other_models(
         ("image", torch.ones(1, 16, 33), r"the shape \[tokens, 32\]"),
         ("image_embeds", [torch.ones(0, 32)], "at least one row"),
         ("audio_embeds", torch.ones(1, 4, 32), "takes text, image only"),
+        (
+            "image",
+            {"image_embeds": torch.ones(16, 32), "image_grid_thw": [1, 4, 4]},
+            "this model needs only the rows of an item; leave out image_grid_thw",
+        ),
     ],
 )
 def test_refused(llava: MediaReference, name: str, rows: Any, told: str) -> None:
@@ -176,10 +181,9 @@ def test_off(llava: MediaReference) -> None:
         llm.generate([given], use_tqdm=False)
 
 
-def test_a_model_whose_items_have_a_form(tmp_path: Path) -> None:
-    """Mistral's rows have breaks, which rows alone do not tell."""
-    test_mistral3_parity.write("mistral3", tmp_path)
-    given = with_rows(prompt(5, WIDE, mark="[IMG]"), "image", torch.ones(1, 4, 32))
+def test_a_model_that_takes_items_only(tmp_path: Path) -> None:
+    test_fuyu_parity.write(tmp_path)
+    given = {"prompt": "w5", "multi_modal_data": {"image": torch.ones(1, 4, 32)}}
     with (
         open_media_llm(tmp_path, **ON) as llm,
         pytest.raises(RequestError, match="takes items only"),

@@ -11,7 +11,7 @@ from pegboard.data.output import Logprob
 from pegboard.errors import MalformedRequest, RequestError
 from pegboard_chat.request_body import decode_json, wrong
 from pegboard_chat.request_limits import check_counts, check_depth
-from pegboard_chat.tensors import read_tensor
+from pegboard_chat.tensors import read_integers, read_tensor
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 MEDIA_PARTS = {kind for kind in PARTS if kind != "image_pil"} | {"input_image"}
@@ -106,12 +106,25 @@ def media_part(part: Mapping[str, Any], path: str) -> dict[str, Any]:
     RequestError for rows that cannot be read."""
     kind = part["type"]
     if kind.endswith("_embeds"):
-        if not isinstance(text := part.get(kind), str):
-            raise wrong(f"{path}.{kind}", "base64 of a tensor [rows, width]", text)
-        part = {**part, kind: read_tensor(text, path)}
+        part = {**part, kind: _read_rows(part.get(kind), kind, path)}
     if kind == "input_image":
         part = {"type": "image_url", "image_url": {"url": part.get("image_url")}}
     return {"path": path, **part}
+
+
+def _read_rows(value: Any, kind: str, path: str) -> Any:
+    """Return the rows of an item, or them and what else the client says of it, by name."""
+    if isinstance(value, str):
+        return read_tensor(value, path)
+    if not isinstance(value, dict) or not isinstance(text := value.get(kind), str):
+        expected = f"base64 of a tensor [rows, width], or an object that has it as {kind}"
+        raise wrong(f"{path}.{kind}", expected, value)
+    form = {
+        name: read_integers(numbers, f"{path}.{name[:40]}") if isinstance(numbers, str) else numbers
+        for name, numbers in value.items()
+        if name != kind
+    }
+    return {**form, kind: read_tensor(text, path)}
 
 
 def _read_part(part: Any, path: str) -> str:

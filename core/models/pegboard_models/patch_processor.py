@@ -4,6 +4,7 @@ torch, because it is loaded in the API process."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pegboard.interfaces.multimodal_processor import (
     Processed,
     Video,
 )
+from pegboard_models.given_forms import numbers_of, wrong_rows
 from pegboard_models.patch_positions import offsets
 from pegboard_models.processing import ImageProcessor, token_of
 from pegboard_models.videos import (
@@ -87,13 +89,33 @@ class PatchProcessor:
             )
         arrays = self.images([value], limited(options, self.images.inner.size))
         grid = arrays["image_grid_thw"][0].astype(np.int64)
-        height, width = (int(count) // self.merge for count in grid[1:])
         pixels = np.ascontiguousarray(arrays["pixel_values"], dtype=np.float32)
-        return Processed(
-            [self.token] * (height * width),
-            {"pixel_values": pixels, "image_grid_thw": grid},
-            facts={"grids": [(0, (1, height, width))]},
-        )
+        placed = self.placed(*(int(count) // self.merge for count in grid[1:]))
+        return replace(placed, arrays={"pixel_values": pixels, "image_grid_thw": grid})
+
+    def placed(self, height: int, width: int) -> Processed:
+        """Return the tokens of an image of so many lines and columns of them."""
+        facts = {"grids": [(0, (1, height, width))]}
+        return Processed([self.token] * (height * width), {}, facts=facts)
+
+    def place_formed_rows(
+        self, modality: str, num_rows: int, form: Mapping[str, np.ndarray]
+    ) -> Processed:
+        """The form of an image is image_grid_thw, int64 [3], as `image` makes it."""
+        if modality != "image":
+            raise RequestError(
+                f"this model takes the rows of images, not those of type {modality}; send the item"
+            )
+        meaning = f"image_grid_thw, (1, height, width) in patches, multiples of {self.merge}"
+        frames, *sides = numbers_of(form, {"image_grid_thw": 3}, meaning)
+        height, width = (side // self.merge for side in sides)
+        is_whole = not any(side % self.merge for side in sides)
+        if frames != 1 or not is_whole or height * width != num_rows:
+            raise wrong_rows(
+                num_rows,
+                f"{meaning}, with a row for every {self.merge**2} patches, got {[frames, *sides]}",
+            )
+        return self.placed(height, width)
 
     def video(self, value: Video, options: Mapping[str, Any]) -> Processed:
         """The arrays are pixel_values_videos and video_grid_thw, in the form of those of images."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pegboard.interfaces.multimodal_processor import (
     Placeholder,
     Processed,
 )
+from pegboard_models.given_forms import numbers_of, wrong_rows
 from pegboard_models.processing import ImageProcessor, processor_values, token_id, token_of
 from pegboard_models.vision_sizes import VisionSizes, merge_size
 
@@ -58,9 +60,26 @@ class PixtralProcessor:
                 f"of {self.side}. Leave do_resize on, or send an image of such a size",
                 parameter="mm_processor_kwargs",
             )
-        height, width = (size // self.side for size in pixels.shape[1:])
+        arrays = {"pixel_values": np.ascontiguousarray(pixels, dtype=np.float32)}
+        placed = self.placed(*(size // self.side for size in pixels.shape[1:]))
+        return replace(placed, arrays=arrays)
+
+    def placed(self, height: int, width: int) -> Processed:
+        """Return the tokens of an image of so many lines and columns of rows."""
         line = [self.token] * width + [self.line_end]
         tokens = [*(line * height)[:-1], self.image_end]
-        is_row = np.array(tokens) == self.token
-        arrays = {"pixel_values": np.ascontiguousarray(pixels, dtype=np.float32)}
-        return Processed(tokens, arrays, is_row)
+        return Processed(tokens, {}, np.array(tokens) == self.token)
+
+    def place_formed_rows(
+        self, modality: str, num_rows: int, form: Mapping[str, np.ndarray]
+    ) -> Processed:
+        """The form of an image is image_sizes, int64 [2]: the height and the width of the
+        processed image, in pixels."""
+        meaning = f"image_sizes, (height, width) in pixels, multiples of {self.side}"
+        sizes = numbers_of(form, {"image_sizes": 2}, meaning)
+        height, width = (size // self.side for size in sizes)
+        if any(size % self.side for size in sizes) or height * width != num_rows:
+            raise wrong_rows(
+                num_rows, f"{meaning}, with a row for every {self.side} × {self.side}, got {sizes}"
+            )
+        return self.placed(height, width)

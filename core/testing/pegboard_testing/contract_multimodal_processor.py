@@ -40,6 +40,28 @@ def random_image(width: int, height: int, seed: int = 0) -> Any:
     return Image.fromarray(pixels)
 
 
+def check_form(
+    processor: Any, modality: str, processed: Processed, form: Mapping[str, Sequence[int]]
+) -> None:
+    """Check that rows with this form have the places of the item's own. Other numbers of rows,
+    other forms and unknown names must be refused."""
+    arrays = {name: np.array(values, np.int64) for name, values in form.items()}
+    is_row = processed.is_row
+    count = len(processed.token_ids) if is_row is None else int(is_row.sum())
+    placed = processor.place_formed_rows(modality, count, arrays)
+    assert isinstance(placed, Processed) and not placed.arrays and placed.facts == processed.facts
+    assert [*placed.token_ids] == [*processed.token_ids]
+    np.testing.assert_array_equal(placed.is_row, is_row)
+    wrong = [(count, {**arrays, "no_such_name": np.ones(1, np.int64)})]
+    if form:
+        longer = {name: np.append(array, 1) for name, array in arrays.items()}
+        negative = {name: -array - 1 for name, array in arrays.items()}
+        wrong += [(count, {}), (count, longer), (count, negative), (count + 1, arrays)]
+    for number, other in wrong:
+        with pytest.raises(RequestError):
+            processor.place_formed_rows(modality, number, other)
+
+
 class MultiModalProcessorContract:
     """Every processor passes these. Override `tokenizer`, `processor` and `items`. row_counts:
     numbers of rows that an item may have."""
@@ -60,6 +82,11 @@ class MultiModalProcessorContract:
 
     def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int | None:
         """Return how many rows the model's `encode` makes of these arrays, if the test can tell."""
+        return None
+
+    def form_of(self, modality: str, processed: Processed) -> Mapping[str, Any] | None:
+        """Return what a client says of this item beside its rows, if the processor places formed
+        rows of this modality."""
         return None
 
     def process(self, modality: str, value: Any) -> Processed:
@@ -128,6 +155,17 @@ class MultiModalProcessorContract:
                 assert isinstance(placed, Processed) and not placed.arrays
                 is_row = placed.is_row
                 assert count == (len(placed.token_ids) if is_row is None else int(is_row.sum()))
+
+    def test_formed_rows_have_places(self) -> None:
+        """They are those of the item."""
+        processor = self.processor()
+        has_forms = False
+        for modality, value in self.items():
+            processed = self.process(modality, value)
+            if (form := self.form_of(modality, processed)) is not None:
+                check_form(processor, modality, processed, form)
+                has_forms = True
+        assert has_forms == hasattr(processor, "place_formed_rows"), "override form_of"
 
     def test_unknown_options_are_refused(self) -> None:
         modality, value = self.items()[0]

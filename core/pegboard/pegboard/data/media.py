@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pegboard.data.prompt_embeds import PromptEmbeds
+from pegboard.data.given_items import given_item
 from pegboard.errors import MalformedRequest, RequestError, brief
 
 PARTS = {
@@ -29,7 +29,7 @@ the name of the type."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSource:
     """An item as it came with a request. value: a URL, the bytes of a file, an object such as a PIL
-    image or a numpy array, or the rows of the item, a `PromptEmbeds`. uuid: what the client calls
+    image or a numpy array, or the rows of the item, a `GivenItem`. uuid: what the client calls
     it; the item counts as the same as one with this name. path: of the field, for errors."""
 
     modality: str
@@ -128,7 +128,8 @@ def _source(part: Mapping[str, Any], modality: str, path: str) -> MediaSource:
     if value is None and uuid is not None:  # the item is known
         return MediaSource(modality=modality, value=None, uuid=uuid, path=path)
     if kind.endswith("_embeds"):
-        return MediaSource(modality=modality, value=rows_of(value, path), uuid=uuid, path=path)
+        value = given_item(value, modality, path)
+        return MediaSource(modality=modality, value=value, uuid=uuid, path=path)
     if kind == "input_audio":
         value = _audio(value, path)
     elif kind.endswith("_url"):
@@ -137,12 +138,6 @@ def _source(part: Mapping[str, Any], modality: str, path: str) -> MediaSource:
             expected = f"{kind} must be {{'url': …}}, got {brief(part.get(kind))}"
             raise MalformedRequest(f"{path}: {expected}", parameter=path)
     return MediaSource(modality=modality, value=value, uuid=uuid, path=path)
-
-
-def rows_of(value: Any, path: str) -> PromptEmbeds:
-    """Return the rows of an item, which a client has made. Raises RequestError, which names `path`,
-    if they are something else."""
-    return value if isinstance(value, PromptEmbeds) else PromptEmbeds.of(value, path=path)
 
 
 def _audio(value: Any, path: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
 
 from pegboard.config.schema import EngineConfig
+from pegboard.data.given_items import GivenItem
 from pegboard.data.media import MediaArray, MediaSource
 from pegboard.data.prompt_embeds import PromptEmbeds, wrong_embeds
 from pegboard.errors import RequestError, blame, expect
@@ -70,7 +72,7 @@ class Items:
     def ready(self, source: MediaSource, prompt: Prompt) -> Ready:
         """Return a processed item, from the cache if it was there before. A name counts among
         requests with the same salt."""
-        if isinstance(source.value, PromptEmbeds):
+        if isinstance(source.value, GivenItem):
             return self._given(source, source.value)
         counts = Counter(each.modality for each in prompt.media)
         with blame(self._plugin):
@@ -92,36 +94,50 @@ class Items:
             digest = _digest(b"content", kind, identity, how, self._model)
             if (ready := self._cache.get(digest)) is not None:
                 return ready
-        try:
-            with blame(self._plugin):
-                processed = self._processor.process(source.modality, value, options)
-                expect(processed, Processed, self._processor, "process")
-                ready = ready_of(digest, processed)
-        except RequestError as error:
-            if error.parameter is not None:
-                raise
-            raise RequestError(f"{source.path}: {error}", parameter=source.path) from error
+        with _named(source.path), blame(self._plugin):
+            processed = self._processor.process(source.modality, value, options)
+            expect(processed, Processed, self._processor, "process")
+            ready = ready_of(digest, processed)
         self._cache.put(digest, ready)
         return ready
 
-    def _given(self, source: MediaSource, rows: PromptEmbeds) -> Ready:
+    def _given(self, source: MediaSource, item: GivenItem) -> Ready:
         """Return an item whose rows the client has made."""
+        rows = item.rows
         if not self._takes_rows:
             raise wrong_embeds(
                 source.path,
                 "the rows of items are off; start with enable_mm_embeds (--enable-mm-embeds)",
             )
-        place = getattr(self._processor, "place_rows", None)
-        if place is None:
+        names = "place_formed_rows", "place_rows"
+        name = next((each for each in names if hasattr(self._processor, each)), None)
+        if name is None:
             raise wrong_embeds(source.path, "this model takes items only, and not their rows")
         if rows.shape[0] < 1:
             raise wrong_embeds(source.path, "an item needs at least one row")
-        with blame(self._plugin):
-            placed = place(source.modality, rows.shape[0])
-            ready = ready_of("", expect(placed, Processed, self._processor, "place_rows"))
+        has_form = name == names[0]
+        if item.form and not has_form:
+            others = ", ".join(item.form)[:80]
+            reason = f"this model needs only the rows of an item; leave out {others}"
+            raise wrong_embeds(source.path, reason)
+        with _named(source.path), blame(self._plugin):
+            more = (item.form,) if has_form else ()
+            placed = getattr(self._processor, name)(source.modality, rows.shape[0], *more)
+            ready = ready_of("", expect(placed, Processed, self._processor, name))
             if sum(count for _, count in ready.runs) != rows.shape[0]:
-                raise ValueError(f"place_rows() must place {rows.shape[0]} rows")
+                raise ValueError(f"{name}() must place {rows.shape[0]} rows")
         return ready._replace(rows=rows)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Let errors that name no field of a request name the item with this path."""
+    try:
+        yield
+    except RequestError as error:
+        if error.parameter is not None:
+            raise
+        raise RequestError(f"{path}: {error}", parameter=path) from error
 
 
 class ProcessorCache:

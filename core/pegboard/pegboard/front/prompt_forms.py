@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pegboard.data.media import PARTS, MediaSource, rows_of
+from pegboard.data.given_items import given_items
+from pegboard.data.media import PARTS, MediaSource
 from pegboard.data.prompt_embeds import PromptEmbeds, wrong_embeds
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import Prompt
@@ -132,7 +133,7 @@ def _embeds(value: Any, token_ids: Any) -> list[PromptEmbeds]:
 def _is_video(modality: str, values: list[Any]) -> bool:
     """Return whether this list is not of videos, but of the frames of one: PIL images, or arrays
     with three dimensions."""
-    known = str, bytes, bytearray, memoryview, tuple, list, type(None)
+    known = str, bytes, bytearray, memoryview, tuple, list, Mapping, type(None)
     return bool(modality == "video" and values) and not any(
         isinstance(value, known) or getattr(value, "ndim", 3) != 3 for value in values
     )
@@ -146,20 +147,29 @@ def _is_rows(values: Any) -> bool:
 
 def _items(name: str, values: Any) -> list[Any]:
     """Return the items of multi_modal_data[name]."""
-    if name in ROWS or _is_rows(values):
-        if not isinstance(values, list) and getattr(values, "ndim", 0) != 3:
+    path = f"multi_modal_data.{name}"
+    has_rows = name in ROWS or _is_rows(values)
+    is_list = isinstance(values, list) and not _is_video(name, values)
+    if has_rows and not is_list and not isinstance(values, Mapping):
+        if getattr(values, "ndim", 0) != 3:
             raise wrong_embeds(
-                f"multi_modal_data.{name}",
-                "expected a tensor [items, rows, width] or a list with [rows, width] of each item",
+                path,
+                "expected a tensor [items, rows, width], a list with [rows, width] of each item, "
+                "or a mapping with them and with what else the model needs of the items",
             )
-        return [rows_of(each, f"multi_modal_data.{name}") for each in values]
-    return values if isinstance(values, list) and not _is_video(name, values) else [values]
+        is_list = True
+    items: list[Any] = []
+    for value in values if is_list else [values]:
+        is_given = has_rows or isinstance(value, Mapping)
+        items += given_items(value, ROWS.get(name, name), path) if is_given else [value]
+    return items
 
 
 def _media(data: Any, uuids: Any) -> list[MediaSource]:
     """Return the items of a prompt. data: modality → an item or a list of items; None = it is known
-    by its uuid. Rows of items are a tensor [items, rows, width], or a list under image_embeds,
-    audio_embeds or video_embeds. uuids: in the same form."""
+    by its uuid. Rows of items are a tensor [items, rows, width], a list under image_embeds,
+    audio_embeds or video_embeds, or a mapping (see `given_items`). uuids: a list, or that of the
+    one item."""
     sources = []
     data = _mapping({"multi_modal_data": data}, "multi_modal_data")
     names = _mapping({"multi_modal_uuids": uuids}, "multi_modal_uuids")

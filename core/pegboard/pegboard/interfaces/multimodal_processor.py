@@ -131,6 +131,19 @@ class PlacesRows(Protocol):
         RequestError for a number that no item has."""
 
 
+class PlacesFormedRows(Protocol):
+    """As `PlacesRows`, for models whose items have a form that the number of rows does not tell. A
+    processor has one of both."""
+
+    def place_formed_rows(
+        self, modality: str, num_rows: int, form: "Mapping[str, np.ndarray]"
+    ) -> Processed:
+        """Return the tokens of an item with this many rows, at least one, without arrays. form:
+        what the client says of the item, name → int64 [numbers], such as image_grid_thw. Raises
+        RequestError if the form is not that of an item with so many rows, and for names that it
+        does not know."""
+
+
 class PadsTexts(Protocol):
     """An addition to the MultiModalProcessor, for models whose texts all have the same length."""
 

@@ -89,7 +89,7 @@ class GivenRows:
     def add(self, new: NewRequest) -> None:
         """Keep what is in the prompt of a new request."""
         if spans := [*self._embeddings(new), *_media(new)]:
-            self.spans[new.row] = spans
+            self.spans[new.row] = sorted(spans, key=lambda span: span.start)
 
     def _embeddings(self, new: NewRequest) -> Iterator[Span]:
         for embeds in new.prompt_embeds:

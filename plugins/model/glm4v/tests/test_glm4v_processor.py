@@ -23,6 +23,7 @@ from transformers.models.glm4v.processing_glm4v import Glm4vProcessor as TheirPr
 from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 
 from pegboard.errors import RequestError
+from pegboard.interfaces.multimodal_processor import Processed
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_multimodal_processor import (
     MultiModalProcessorContract,
@@ -83,6 +84,10 @@ class TestContract(MultiModalProcessorContract):
 
     def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int:
         return int(arrays[f"{modality}_grid_thw"].prod()) // 4
+
+    def form_of(self, modality: str, processed: Processed) -> Mapping[str, Any] | None:
+        grid = processed.arrays.get("image_grid_thw")
+        return None if grid is None else {"image_grid_thw": grid}
 
 
 def sizes() -> Any:

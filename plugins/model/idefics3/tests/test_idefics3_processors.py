@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_multimodal_processor import check_form
 from pegboard_testing.media_peers import (
     check_image,
     check_placeholder,
@@ -79,6 +81,17 @@ def test_images_of_any_size(pair: Any, image: Any) -> None:
     processed = check_image(*pair, MARK, image, is_batched=True)
     num_rows = len(processed.arrays["pixel_values"]) * pair[0].image_seq_len
     assert processed.is_row.sum() == num_rows
+    tiles = pair[0].image_processor(image, return_row_col_info=True)
+    check_form(pair[1], "image", processed, {name: tiles[name][0] for name in ("rows", "cols")})
+
+
+@pytest.mark.parametrize(("height", "width"), [(0, 3), (3, 0), (1, 2), (10**9, 10**9)])
+def test_rows_of_other_tiles(tmp_path: Path, height: int, width: int) -> None:
+    images().save_pretrained(tmp_path)
+    ours = Idefics3Processor(None, setup_of(tmp_path))
+    form = {"rows": np.array([height]), "cols": np.array([width])}
+    with pytest.raises(RequestError, match=rf"rows × cols tiles .* got {height} × {width}"):
+        ours.place_formed_rows("image", 4, form)
 
 
 @pytest.mark.parametrize(("height", "width"), [(0, 0), (1, 2), (3, 1), (4, 4)])

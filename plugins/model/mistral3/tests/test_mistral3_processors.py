@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup
 from pegboard_models.pixtral_images import PixtralProcessor
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_multimodal_processor import check_form
 from pegboard_testing.media_peers import (
     check_image,
     check_placeholder,
@@ -62,7 +64,17 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, A
 @given(random_images())
 @settings(max_examples=40, deadline=None)
 def test_images_of_any_size(pair: Any, image: Any) -> None:
-    check_image(*pair, "[IMG]", image, is_batched=True)
+    processed = check_image(*pair, "[IMG]", image, is_batched=True)
+    size = processed.arrays["pixel_values"].shape[1:]
+    check_form(pair[1], "image", processed, {"image_sizes": size})
+
+
+@pytest.mark.parametrize("size", [[10, 5], [10, 13], [20, 20]])
+def test_rows_of_another_size(tmp_path: Path, size: list[int]) -> None:
+    transformers.PixtralImageProcessorPil().save_pretrained(tmp_path)
+    ours = Mistral3Processor(None, setup_of(tmp_path))
+    with pytest.raises(RequestError, match=r"the image has 3 rows; .* multiples of 10, .* got \["):
+        ours.place_formed_rows("image", 3, {"image_sizes": np.array(size)})
 
 
 def test_the_placeholder(pair: Any) -> None:

@@ -27,6 +27,7 @@ from pegboard_model_qwen_omni.sizes import (
     rate_of,
     thinker_of,
 )
+from pegboard_models.given_forms import refuse_form
 from pegboard_models.log_mel import LogMel
 from pegboard_models.patch_processor import PatchProcessor
 from pegboard_models.patch_sizes import CLIP, video_defaults
@@ -84,6 +85,15 @@ class Qwen25OmniProcessor(PatchProcessor):
             return super().process(modality, value, options)
         self.images.check(options)
         return self.audio(value)
+
+    def place_formed_rows(
+        self, modality: str, num_rows: int, form: Mapping[str, np.ndarray]
+    ) -> Processed:
+        """The rows of audio have no form."""
+        if modality != "audio":
+            return super().place_formed_rows(modality, num_rows, form)
+        refuse_form(form, modality)
+        return Processed([self.audio_token] * num_rows, {})
 
     def heard(self, seen: Processed, video: Video) -> Processed:
         """Return a processed video with the sound of its file, if it has any. The arrays also have

@@ -23,7 +23,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerModel
 
 from pegboard.errors import ModelError, RequestError
-from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup, PlacedItem
+from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup, PlacedItem, Processed
 from pegboard_media.audio import resample
 from pegboard_models.patch_sizes import AXES
 from pegboard_testing.contract_generic import check_entry, installed_entry
@@ -144,6 +144,12 @@ class TestContract(MultiModalProcessorContract):
         if modality == "audio":
             return COUNTS[self.kind](arrays["input_features"].shape[1])
         return int(arrays[f"{modality}_grid_thw"].prod()) // 4
+
+    def form_of(self, modality: str, processed: Processed) -> Mapping[str, Any] | None:
+        if modality == "audio":
+            return {}
+        grid = processed.arrays.get("image_grid_thw")
+        return None if grid is None else {"image_grid_thw": grid}
 
 
 @pytest.fixture(scope="module")

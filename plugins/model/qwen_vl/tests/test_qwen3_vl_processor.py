@@ -22,7 +22,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor as TheirProcessor
 
 from pegboard.errors import RequestError
-from pegboard.interfaces.multimodal_processor import PlacedItem, Video
+from pegboard.interfaces.multimodal_processor import PlacedItem, Processed, Video
 from pegboard_models.patch_sizes import AXES
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_multimodal_processor import (
@@ -82,6 +82,10 @@ class TestContract(MultiModalProcessorContract):
 
     def num_rows(self, modality: str, arrays: Mapping[str, np.ndarray]) -> int:
         return int(arrays[f"{modality}_grid_thw"].prod()) // 4
+
+    def form_of(self, modality: str, processed: Processed) -> Mapping[str, Any] | None:
+        grid = processed.arrays.get("image_grid_thw")
+        return None if grid is None else {"image_grid_thw": grid}
 
 
 videos = st.builds(

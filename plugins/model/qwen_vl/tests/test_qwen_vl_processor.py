@@ -26,6 +26,7 @@ from pegboard.interfaces.multimodal_processor import MultiModalProcessorSetup, P
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard_models.patch_sizes import AXES
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_multimodal_processor import check_form
 from pegboard_testing.video_peers import as_video, peer_frames, random_video, video_module
 
 IMAGE = 3
@@ -104,6 +105,18 @@ def test_arrays(ours: QwenVLProcessor, image: Image.Image, options: dict[str, in
     count = theirs.get_number_of_image_patches(image.height, image.width)
     assert found.token_ids == [IMAGE] * (count // 4)
     assert found.is_row is None
+    check_form(ours, "image", found, {"image_grid_thw": found.arrays["image_grid_thw"]})
+
+
+@pytest.mark.parametrize("grid", [[2, 4, 4], [1, 4, 3], [1, 3, 4], [1, 0, 4], [1, 2, 4], [4, 4]])
+def test_rows_of_another_grid(ours: QwenVLProcessor, grid: list[int]) -> None:
+    with pytest.raises(RequestError, match="image_grid_thw, .1, height, width. in patches"):
+        ours.place_formed_rows("image", 4, {"image_grid_thw": np.array(grid)})
+
+
+def test_rows_of_a_video(ours: QwenVLProcessor) -> None:
+    with pytest.raises(RequestError, match="the rows of images, not those of type video"):
+        ours.place_formed_rows("video", 4, {"video_grid_thw": np.array([1, 4, 4])})
 
 
 def test_limits_change_the_number_of_tokens(ours: QwenVLProcessor) -> None:
