@@ -14,6 +14,7 @@ import test_deepseek_vl2_parity
 import test_fuyu_parity
 import test_phi4mm_parity
 import test_tiles_parity
+import test_video_parity
 import torch
 from tiny_media import (
     MediaReference,
@@ -111,6 +112,11 @@ def write_phi4mm(folder: Path) -> str:
     return test_phi4mm_parity.MARKS[0]
 
 
+def write_llava_next(folder: Path) -> str:
+    test_video_parity.write_llava(folder, kind="llava_next_video")
+    return "<image>"
+
+
 SOUND = np.random.default_rng(3).standard_normal(8000).astype(np.float32), 16_000
 
 
@@ -124,6 +130,7 @@ SOUND = np.random.default_rng(3).standard_normal(8000).astype(np.float32), 16_00
         (write_deepseek_vl2, "image", WIDE),
         (write_deepseek_ocr, "image", WIDE),
         (write_phi4mm, "image", WIDE),
+        (write_llava_next, "image", WIDE),
     ],
 )
 def test_other_models(
