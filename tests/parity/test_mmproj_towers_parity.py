@@ -442,6 +442,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {},
         r"fullatt_block_indexes is \[3\], expected numbers from 0 to 2",
     ),
+    "many layers": ("qwen2.5 vl", {f"{KEY}.block_count": 2**31 - 1}, {}, "has 3 layers; its meta"),
     "no gate": ("qwen2.5 vl", {"clip.use_glu_mlp": False}, {}, "clip.use_glu_mlp is False"),
     "no merger": ("qwen2 vl", {"clip.has_qwen2vl_merger": False}, {}, "qwen2vl_merger is False"),
     "fewest pixels": (

@@ -103,6 +103,7 @@ class Mmproj:
         self._check_width(shapes, text["hidden_size"])
         self._check_axes(language)
         self.parts = Parts(metadata, language, Sizes.of(metadata, text), shapes, text, tokens)
+        self._check_depth()
         self.shapes = self.projector.shapes(self.parts)
 
     def config(self) -> dict[str, Any]:
@@ -209,7 +210,10 @@ class Mmproj:
                 raise ModelError(
                     f"{self.header.path}: {name} has shape {given}; the metadata says {shape}"
                 )
-        matches = (_LAYER_NAME.fullmatch(name) for name in stored)
+
+    def _check_depth(self) -> None:
+        """Raise ModelError if the file has other layers than its metadata says."""
+        matches = (_LAYER_NAME.fullmatch(name) for name in self.parts.shapes)
         count = max((int(match[1]) + 1 for match in matches if match), default=0)
         if count != self.parts.sizes.depth:
             raise ModelError(

@@ -148,9 +148,8 @@ def keys(*names: str, place: str = VISION) -> frozenset[str]:
 
 def square_config(parts: Parts) -> Values:
     """Return the vision_config of a tower whose images all have one size."""
-    sizes = parts.sizes
     check_grid(parts)
-    return {**any_config(parts), "image_size": sizes.image}
+    return any_config(parts)
 
 
 def any_config(parts: Parts) -> Values:
