@@ -138,7 +138,7 @@ def test_two_parts_compute_what_the_whole_does(
     parts = iter([range(first, NUM_LAYERS), range(first)])
 
     def part(*given: Any, **more: Any) -> LoadedModel:
-        return LoadedModel(*given, **more, layers=next(parts))
+        return LoadedModel(*given, **{**more, "layers": next(parts)})
 
     def plan(*given: Any) -> Any:
         made = make(*given)
@@ -193,6 +193,10 @@ def test_layers_that_a_model_does_not_have(
 ) -> None:
     model_type, config = MODELS[name]
     reference = write(model_type, **config)
-    monkeypatch.setattr(worker_module, "LoadedModel", partial(LoadedModel, **asked))
+
+    def part(*given: Any, **more: Any) -> LoadedModel:
+        return LoadedModel(*given, **{**more, **asked})
+
+    monkeypatch.setattr(worker_module, "LoadedModel", part)
     with pytest.raises(ModelError, match=message):
         open_llm(reference.directory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 import pytest
@@ -47,7 +46,11 @@ def test_cases(write: Any, check_parity: Any, check_recorded: Any, name: str) ->
 
 def test_it_is_not_divided(write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = write("gemma3n_text", **SIZES)
-    monkeypatch.setattr(worker, "LoadedModel", partial(LoadedModel, layers=range(3)))
+
+    def part(*given: Any, **more: Any) -> LoadedModel:
+        return LoadedModel(*given, **{**more, "layers": range(3)})
+
+    monkeypatch.setattr(worker, "LoadedModel", part)
     with pytest.raises(ModelError, match="cannot be divided or tapped"):
         open_llm(reference.directory)
 
