@@ -28,6 +28,7 @@ from tiny_models import DIVIDED, TOLERANCE
 from pegboard import LLM, BeamSearchParams, SamplingParams
 from pegboard.data.output import Logprob
 from pegboard.front.beam_search import BeamSearch
+from pegboard_media import Reader
 from pegboard_testing.contract_multimodal_processor import random_image
 
 FIRST, SECOND = (random_image(20, 20, seed) for seed in (1, 2))
@@ -193,6 +194,21 @@ def test_beams(model: tuple[MediaReference, list[Prompt]]) -> None:
         for beam, expected in zip(result.sequences, search.best(), strict=True):
             assert beam.tokens[count:] == expected.tokens[count:]
             assert abs(beam.cum_logprob - expected.cum_logprob) < 4 * TOLERANCE
+
+
+def test_beams_fetch_an_item_once(llava: MediaReference, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Any] = []
+    read = Reader.read
+
+    def counted(self: Reader, source: Any) -> Any:
+        reads.append(source)
+        return read(self, source)
+
+    monkeypatch.setattr(Reader, "read", counted)
+    with open_media_llm(llava.directory) as llm:
+        params = BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True)
+        llm.beam_search([some_prompts()[2]], params)
+    assert len(reads) == 2
 
 
 def best_of(row: torch.Tensor, count: int) -> dict[int, Logprob]:

@@ -4,6 +4,7 @@ written out here."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import shutil
@@ -42,7 +43,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from pegboard import SamplingParams
+from pegboard.config.schema import Settings
 from pegboard.errors import ModelError
+from pegboard.interfaces.model import ModelPart
+from pegboard.plan.parts import check_place
 from pegboard_media.audio import resample
 from pegboard_testing.fake_build import fake_build
 from pegboard_testing.media_peers import image_setup
@@ -266,6 +270,22 @@ def test_parts_in_other_folders(reference: Reference, tmp_path: Path) -> None:
         open_media_llm(folder)
     with pytest.raises(ModelError, match="nowhere"):
         open_media_llm(folder, hf_overrides={"text_model_id": "./nowhere"})
+
+
+def test_where_a_config_may_name_a_part() -> None:
+    """A config from elsewhere names repositories only."""
+    whole = image_setup(Path("cache"), {}, []).checkpoint
+    for reference, overrides, is_right in (
+        ("org/name", None, True),
+        ("/etc", None, False),
+        ("~/model", None, False),
+        ("pypi:package", None, False),
+        ("~/model", {"text_model_id": "~/model"}, True),
+    ):
+        settings = Settings().with_engine("test", model="org/outer", hf_overrides=overrides)
+        part = ModelPart(reference, "language_model.")
+        with contextlib.nullcontext() if is_right else pytest.raises(ModelError, match="org/name"):
+            check_place(settings, whole, "text_config", part)
 
 
 def change_config(folder: Path, **values: Any) -> None:

@@ -120,7 +120,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "another grid": (rows_part(ROWS, image_grid_thw=[1, 4, 4]), "the image has 8 rows"),
     "a grid of floats": (
         rows_part(ROWS, image_grid_thw=text(saved(torch.ones(3)))),
-        "content[0].image_grid_thw: the bytes cannot be read",
+        "content[0].image_embeds.image_grid_thw: the bytes cannot be read",
     ),
     "an empty grid": (
         rows_part(ROWS, image_grid_thw=text(saved(torch.zeros(0, 3).long()))),

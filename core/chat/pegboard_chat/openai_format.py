@@ -115,16 +115,19 @@ def media_part(part: Mapping[str, Any], path: str) -> dict[str, Any]:
 def _read_rows(value: Any, kind: str, path: str) -> Any:
     """Return the rows of an item, or them and what else the client says of it, by name."""
     if isinstance(value, str):
-        return read_tensor(value, path)
+        return read_tensor(value, f"{path}.{kind}")
     if not isinstance(value, dict) or not isinstance(text := value.get(kind), str):
         expected = f"base64 of a tensor [rows, width], or an object that has it as {kind}"
         raise wrong(f"{path}.{kind}", expected, value)
+    inner = f"{path}.{kind}"
     form = {
-        name: read_integers(numbers, f"{path}.{name[:40]}") if isinstance(numbers, str) else numbers
+        name: read_integers(numbers, f"{inner}.{name[:40]}")
+        if isinstance(numbers, str)
+        else numbers
         for name, numbers in value.items()
         if name != kind
     }
-    return {**form, kind: read_tensor(text, path)}
+    return {**form, kind: read_tensor(text, f"{inner}.{kind}")}
 
 
 def _read_part(part: Any, path: str) -> str:

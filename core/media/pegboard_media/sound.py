@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pegboard_media.audio import check_length, check_rate, checked
@@ -18,7 +19,7 @@ def decode_sound(content: bytes) -> tuple[np.ndarray, int] | None:
     import numpy as np
 
     av = decoder()
-    blocks: list[np.ndarray] = []
+    samples = np.empty(0, np.float32)
     count = 0
     try:
         with opened(av, content) as container:
@@ -27,14 +28,16 @@ def decode_sound(content: bytes) -> tuple[np.ndarray, int] | None:
             rate = int(container.streams.audio[0].codec_context.sample_rate or 0)
             check_rate(rate)
             resampler = av.AudioResampler(format="fltp", rate=rate)
-            for frame in container.decode(audio=0):
+            for frame in chain(container.decode(audio=0), [None]):
                 for part in resampler.resample(frame):
                     values = part.to_ndarray()
-                    count += values.shape[1]
+                    length = values.shape[1]
+                    count += length
                     check_length(count, rate, len(values))
-                    blocks.append(checked(values.mean(axis=0)))
+                    samples.resize(count, refcheck=False)  # an hour twice would be a gigabyte
+                    samples[count - length :] = values.mean(axis=0)
     except Unusable:
         raise
     except Exception as error:
         raise Unusable("has sound that av cannot decode, or it is damaged") from error
-    return (np.concatenate(blocks), rate) if blocks else None
+    return (checked(samples), rate) if count else None

@@ -1,5 +1,5 @@
-"""The whole numbers of a checkpoint's config. This module does not import torch, because processors
-read it, too."""
+"""The objects and whole numbers of a checkpoint's config. This module does not import torch,
+because processors read it, too."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ def numbers(config: Mapping[str, Any], defaults: Mapping[str, int], what: str) -
                 "Correct it"
             )
     return values
+
+
+def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object in a config; without it, an empty one. Raises ModelError."""
+    given = config.get(name)
+    if given is not None and not isinstance(given, Mapping):
+        raise ModelError(f"the checkpoint's config has {name}={given!r}; expected an object")
+    return given or {}

@@ -514,6 +514,12 @@ def test_options_that_depend_on_how_many_items_there_are(make_builder: MakeBuild
         assert built(builder, prompt).prompt_token_ids == [BOS, *expected]
 
 
+def test_numbers_that_messages_cannot_hold(make_builder: MakeBuilder) -> None:
+    with pytest.raises(RequestError, match="a number that 64 bits cannot hold") as refused:
+        built(make_builder(), "x", extra_args={"kv_transfer_params": {"a": 10**30}})
+    assert refused.value.parameter == "extra_args"
+
+
 def test_vectors_of_items(make_builder: MakeBuilder) -> None:
     prompt = as_prompt(data("<i>", "ab"))
     builder = make_builder()

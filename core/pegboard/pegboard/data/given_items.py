@@ -37,7 +37,8 @@ def given_item(value: Any, modality: str, path: str) -> GivenItem:
 def given_items(value: Any, modality: str, path: str) -> list[GivenItem]:
     """Return items whose rows a client has made. value: the rows of one item, or vLLM's mapping of
     one or several: the rows under "image_embeds", and integers under other names. The rows are a
-    tensor [rows of all, width] or [items, rows, width], or a list with [rows, width] of each item.
+    tensor [items, rows, width], or a list with [rows, width] of each item, or with …_grid_thw
+    beside them also a tensor [rows of all, width].
     The integers are [items, numbers], or [numbers] of one item. path: of the field, for errors.
     Raises RequestError, which names it."""
     if not isinstance(value, Mapping):
@@ -61,7 +62,7 @@ def given_items(value: Any, modality: str, path: str) -> list[GivenItem]:
             raise wrong_embeds(
                 path,
                 f"{name} has the rows of {len(parts)} items, and {key[:40]} is of {len(lines)}; "
-                "send as many of both",
+                "send a list with a tensor for each item",
             )
     return [
         GivenItem(part, {key: lines[index] for key, lines in form.items()})

@@ -128,7 +128,7 @@ def _source(part: Mapping[str, Any], modality: str, path: str) -> MediaSource:
     if value is None and uuid is not None:  # the item is known
         return MediaSource(modality=modality, value=None, uuid=uuid, path=path)
     if kind.endswith("_embeds"):
-        value = given_item(value, modality, path)
+        value = given_item(value, modality, f"{path}.{kind}")
         return MediaSource(modality=modality, value=value, uuid=uuid, path=path)
     if kind == "input_audio":
         value = _audio(value, path)

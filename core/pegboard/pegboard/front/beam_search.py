@@ -12,6 +12,7 @@ but not a final end-of-sequence token. Each round asks for 2 * beam_width logpro
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -138,6 +139,16 @@ def check_beam_prompt(prompt: Prompt) -> None:
         )
 
 
+def named(prompt: Prompt) -> Prompt:
+    """Return the prompt of a search, whose items have names that nobody else knows. So they are
+    fetched and read once, and not in each round, unless the cache of processed items is off."""
+    media = [
+        source if source.uuid is not None else replace(source, uuid=secrets.token_hex())
+        for source in prompt.media
+    ]
+    return replace(prompt, media=media)
+
+
 def longer(prompt: Prompt, tokens: Sequence[int], num_prompt_tokens: int) -> Prompt:
     """Return the prompt of a beam's next round. tokens: of the beam. num_prompt_tokens: how many of
     them the prompt has, with those of its items."""
@@ -158,6 +169,7 @@ async def beam_search_online(
     raises. Closing the iterator aborts the request."""
     params_of_step = step_params(params)
     check_beam_prompt(prompt)
+    prompt = named(prompt)
     try:
         first = await _last(client.generate(prompt, params_of_step, request))
     except RequestError as error:

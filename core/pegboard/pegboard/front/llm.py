@@ -41,6 +41,7 @@ from pegboard.front.beam_search import (
     check_beam_prompt,
     last_logprobs,
     longer,
+    named,
     step_params,
 )
 from pegboard.front.controls import SyncControls
@@ -229,7 +230,7 @@ class LLM(SyncControls):
         tokenizer = self.get_tokenizer()
         builder = engine.builder
         length = engine.plan.max_model_len
-        all_prompts = [as_prompt(prompt) for prompt in as_list(prompts)]
+        all_prompts = [named(as_prompt(prompt)) for prompt in as_list(prompts)]
         for prompt in all_prompts:
             check_beam_prompt(prompt)
         first = [

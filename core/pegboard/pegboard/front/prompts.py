@@ -286,6 +286,13 @@ class RequestBuilder:
                 ),
                 parameter="extra_args",
             )
+        try:
+            msgspec.msgpack.encode(params.extra_args, enc_hook=repr)
+        except OverflowError as error:
+            raise RequestError(
+                "extra_args (vllm_xargs) has a number that 64 bits cannot hold",
+                parameter="extra_args",
+            ) from error
         for name, (plugin, validate) in self._validators.items():
             with blame(plugin):
                 reason = validate(params)

@@ -52,7 +52,13 @@ from pegboard.plan.checkpoint import (
     with_overrides,
 )
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
-from pegboard.plan.media import choose_processor, whole_of, with_encoder, with_processor
+from pegboard.plan.media import (
+    check_encoder_only,
+    choose_processor,
+    whole_of,
+    with_encoder,
+    with_processor,
+)
 from pegboard.plan.model_config import (
     eos_token_ids,
     max_model_len,
@@ -166,6 +172,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         settings = with_encoder(settings, flags, checkpoint)
         processor = choose_processor(registry, settings, flags, checkpoint)
         settings = with_processor(settings, registry, processor)
+        check_encoder_only(settings)
         if engine.encoder_connector is not None and processor is None:
             raise ConfigError(
                 f"encoder_connector {engine.encoder_connector!r} has no effect on a model that "

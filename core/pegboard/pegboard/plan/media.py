@@ -69,13 +69,15 @@ def with_encoder(settings: Settings, flags: frozenset[str], checkpoint: Checkpoi
 def check_encoder_only(settings: Settings) -> None:
     """Raise ConfigError for what an engine without most of its language model cannot do."""
     engine = settings.engine
+    if not engine.mm_encoder_only:
+        return
     for setting, is_used in (
         ("kv_connectors", bool(engine.kv_connectors)),
         ("max_loras", engine.max_loras > 0),
         ("pipeline_parallel_size", engine.pipeline_parallel_size > 1),
         ("spec_method", engine.spec_method is not None),
     ):
-        if engine.mm_encoder_only and is_used:
+        if is_used:
             raise ConfigError(
                 f"{setting} is not possible with mm_encoder_only, which loads one layer of the "
                 "language model; leave it out"
@@ -111,7 +113,6 @@ def choose_processor(
     """Return the qualified name of the model's processor, or None if the engine takes only text.
     flags: of the model's spec. Raises ConfigError for wrong limits."""
     check_names("default_mm_loras", settings.engine.default_mm_loras)
-    check_encoder_only(settings)
     for modality in MODALITIES:
         most_items(settings.engine.limit_mm_per_prompt, modality)
     if "multimodal" not in flags and (parts := sorted(PARTS & {*checkpoint.config})):

@@ -18,7 +18,7 @@ from pegboard.plugins.defaults import provider
 from pegboard.plugins.names import missing_providers, not_found, to_install
 from pegboard.plugins.registry import Registry
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # at least two letters, because "C:\models" is a path
 _SCHEME = re.compile(r"([A-Za-z][\w+-]+):(.*)", re.DOTALL)
 # a file or "Q4_K_M"
@@ -83,7 +83,7 @@ def split_reference(
     if scheme is not None and scheme in flags and rest:
         return _with_file(scheme, rest, revision)
     parsed = _with_file(for_names or "", text, revision)
-    if _is_hub_file(parsed) or (scheme is None and _HUB_NAME.fullmatch(parsed.name)):
+    if _is_hub_file(parsed) or (scheme is None and HUB_NAME.fullmatch(parsed.name)):
         if for_names is None:
             raise ModelError(
                 f"{text!r}: no installed model source takes names of the form org/name; "
@@ -129,7 +129,7 @@ def _looks_like_path(text: str, endings: tuple[str, ...]) -> bool:
 
 def _is_hub_file(reference: ModelReference) -> bool:
     """True if the reference is org/name:file. The colon distinguishes it from a path."""
-    return reference.file is not None and _HUB_NAME.fullmatch(reference.name) is not None
+    return reference.file is not None and HUB_NAME.fullmatch(reference.name) is not None
 
 
 def _split_path_file(text: str) -> tuple[str, str | None]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessorSetup
@@ -60,7 +59,9 @@ def banned_tokens(outputs: Sequence[int], asked: Ngrams) -> list[int]:
     tail = np.array(outputs[-asked.window :])
     if len(tail) < asked.size:
         return []
-    seen = sliding_window_view(tail, asked.size)
-    last = tail[len(tail) - asked.size + 1 :]
-    follows = (seen[:, :-1] == last).all(1)
-    return sorted({*seen[follows, -1].tolist()} - asked.allowed)
+    ends = np.arange(asked.size - 1, len(tail))
+    for back in range(1, asked.size):
+        ends = ends[tail[ends - back] == tail[-back]]
+        if not len(ends):
+            break
+    return sorted({*tail[ends].tolist()} - asked.allowed)

@@ -49,8 +49,11 @@ def test_what_a_request_says() -> None:
         ({"ngram_size": 0}, "ngram_size is 0"),
         ({"ngram_size": True}, "ngram_size is True"),
         ({"ngram_size": 2, "window_size": "a"}, "window_size is a"),
-        ({"ngram_size": 2, "whitelist_token_ids": [1, "a"]}, "expected token ids"),
-        ({"ngram_size": 2, "whitelist_token_ids": 7}, "expected token ids"),
+        ({"ngram_size": 2, "whitelist_token_ids": [1, "a"]}, "expected at most 4096 token ids"),
+        ({"ngram_size": 2, "whitelist_token_ids": 7}, "expected at most 4096 token ids"),
+        ({"ngram_size": 257}, "from 1 to 256"),
+        ({"ngram_size": 2, "window_size": 10**30}, "from 1 to 16384"),
+        ({"ngram_size": 2, "whitelist_token_ids": [10**30]}, "expected at most 4096 token ids"),
         ({"window_size": 2}, "need ngram_size"),
     ],
 )

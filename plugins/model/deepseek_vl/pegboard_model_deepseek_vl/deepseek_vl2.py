@@ -44,12 +44,13 @@ class DeepseekVL2(WithLanguageModel):
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """items: pixel_values [1 + tiles, 3, size, size], the whole image and its tiles, and tiles
         [2], how many of them are below and beside each other → [rows, hidden] of each."""
-        pixels = [item["pixel_values"] for item in items]
-        views = self.projector.forward(self.tower.forward(torch.cat(pixels)))
-        parts = views.split([len(each) for each in pixels])
+        # one by one, so that rows do not depend on what is encoded with them
         return [
-            self.ordered(part, *item["tiles"].tolist())
-            for part, item in zip(parts, items, strict=True)
+            self.ordered(
+                self.projector.forward(self.tower.forward(item["pixel_values"])),
+                *item["tiles"].tolist(),
+            )
+            for item in items
         ]
 
     def ordered(self, views: Tensor, below: int, beside: int) -> Tensor:

@@ -31,6 +31,9 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """How images are processed if neither a file nor an option says it."""
 SIDES = ("base_size", "image_size")
+MOST_SIDE = 2048
+MOST_TILES = 32
+"""The largest size in pixels and the most tiles that files and requests may ask for."""
 STRETCHED = 640
 """Without tiles, images of at most this size are stretched, and larger ones keep their shape."""
 
@@ -94,15 +97,16 @@ class DeepseekOCRProcessor(MarkedImages):
 def wrong_setting(settings: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the settings, and what was expected; None = nothing."""
     for name in SIDES:
-        if type(settings[name]) is not int or settings[name] < PATCH:
-            return f"{name}={settings[name]!r}; expected a whole number of pixels from {PATCH} on"
+        if type(settings[name]) is not int or not PATCH <= settings[name] <= MOST_SIDE:
+            return f"{name}={settings[name]!r}; expected {PATCH} to {MOST_SIDE} pixels"
     if type(settings["crop_mode"]) is not bool:
         return f"crop_mode={settings['crop_mode']!r}; expected true or false"
     least, most = (settings[name] for name in ("min_crops", "max_crops"))
-    if type(least) is not int or type(most) is not int or not 1 <= least <= most:
+    are_whole = type(least) is int and type(most) is int
+    if not are_whole or not 1 <= least <= most <= MOST_TILES:
         return (
-            f"min_crops={least!r} and max_crops={most!r}; expected whole numbers from 1 on, the "
-            "first one not above the second one"
+            f"min_crops={least!r} and max_crops={most!r}; expected whole numbers from 1 to "
+            f"{MOST_TILES}, the first one not above the second one"
         )
     return None
 

@@ -14,8 +14,8 @@ from pegboard_model_deepseek_vl.sizes import (
     check_grid,
     numbers,
     projector_of,
-    section,
 )
+from pegboard_models.config_numbers import section
 from pegboard_models.vision_sizes import VisionSizes
 
 PATCH = 16

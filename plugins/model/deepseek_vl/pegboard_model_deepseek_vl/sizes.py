@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegboard.errors import ModelError
+from pegboard_models.config_numbers import section
 from pegboard_models.vision_sizes import VisionSizes
 
 TOWER: Mapping[str, Any] = {
@@ -49,14 +50,6 @@ class ProjectorSizes:
     widths: Sequence[int]
     ratio: int
     is_linear: bool
-
-
-def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return an object in the config; without it, an empty one. Raises ModelError."""
-    given = config.get(name)
-    if given is not None and not isinstance(given, Mapping):
-        raise ModelError(f"the checkpoint's config has {name}={given!r}; expected an object")
-    return given or {}
 
 
 def numbers(

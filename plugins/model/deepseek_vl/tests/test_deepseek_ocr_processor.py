@@ -133,9 +133,11 @@ def test_one_tile_is_none(ours: DeepseekOCRProcessor) -> None:
     [
         ({"cropping": False}, "has cropping; DeepSeek-OCR takes base_size, crop_mode, image_size"),
         ({"crop_mode": 0}, "crop_mode=0; expected true or false"),
-        ({"base_size": 15}, "base_size=15; expected a whole number of pixels from 16 on"),
-        ({"image_size": 64.0}, "image_size=64.0; expected a whole number of pixels"),
-        ({"min_crops": 7}, "min_crops=7 and max_crops=6; expected whole numbers from 1 on, the fi"),
+        ({"base_size": 15}, "base_size=15; expected 16 to 2048 pixels"),
+        ({"image_size": 64.0}, "image_size=64.0; expected 16 to 2048 pixels"),
+        ({"min_crops": 7}, "min_crops=7 and max_crops=6; expected whole numbers from 1 to 32, t"),
+        ({"base_size": 10**6}, "base_size=1000000; expected 16 to 2048 pixels"),
+        ({"max_crops": 33}, "max_crops=33; expected whole numbers from 1 to 32"),
     ],
 )
 def test_options_that_are_refused(

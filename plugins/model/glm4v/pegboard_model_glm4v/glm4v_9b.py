@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pegboard.layers import Build, size_of
@@ -33,4 +32,5 @@ class Glm4v9b(LanguageStages):
 
     def encode(self, modality: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """items: pixel_values [3, size, size] → [rows, hidden] of each."""
-        return [*self.tower.forward(torch.stack([item["pixel_values"] for item in items]))]
+        # one by one, so that rows do not depend on what is encoded with them
+        return [self.tower.forward(item["pixel_values"][None])[0] for item in items]

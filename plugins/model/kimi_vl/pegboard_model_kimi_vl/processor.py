@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 TEXT = "<|media_start|>image<|media_content|><|media_pad|><|media_end|>"
 LIMIT = "in_token_limit"
+MOST = 16_384
+"""The most patches of an image that a request may ask for, all of which attend to each other."""
 VALUES = {
     "patch_size": 14,
     "pad_input": False,
@@ -117,9 +119,10 @@ def limit_of(options: Mapping[str, Any], default: int) -> int:
             parameter="mm_processor_kwargs",
         )
     limit = options.get(LIMIT, default)
-    if type(limit) is not int or limit < 1:
+    most = max(MOST, default)
+    if type(limit) is not int or not 1 <= limit <= most:
         raise RequestError(
-            f"mm_processor_kwargs has {LIMIT}={limit!r}; expected a whole number from 1 on",
+            f"mm_processor_kwargs has {LIMIT}={limit!r}; expected a whole number from 1 to {most}",
             parameter="mm_processor_kwargs",
         )
     return limit

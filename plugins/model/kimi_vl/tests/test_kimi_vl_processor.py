@@ -125,7 +125,11 @@ def test_values_that_a_file_lacks(tmp_path: Path) -> None:
     ("size", "options", "message"),
     [
         ((9, 9), {"sharpen": 2}, "sharpen; Kimi-VL takes in_token_limit"),
-        ((9, 9), {"in_token_limit": 0}, "in_token_limit=0; expected a whole number from 1 on"),
+        (
+            (9, 9),
+            {"in_token_limit": 0},
+            "in_token_limit=0; expected a whole number from 1 to 16",
+        ),
         ((9, 9), {"in_token_limit": True}, "in_token_limit=True; expected a whole number"),
         ((7168, 3), {}, "becomes 512 × 2 patches of 14 pixels; the model takes from 1 to 511"),
         ((14, 14 * 500), {"in_token_limit": 1}, "0 × 313 of them are left for 1 patches"),

@@ -39,6 +39,8 @@ WRITTEN = {
 }
 """What stands for an item in the prompts of the models' authors."""
 HAS_ID = "use_image_id"
+MOST_SLICES = 64
+"""The largest max_slice_nums of a request."""
 FRAME_SLICES = 2
 """Of a frame of a video."""
 AUDIO_START = "<|audio_start|>"
@@ -114,10 +116,10 @@ class MiniCPMVProcessor:
             )
         most = options.get(MOST, 1)
         has_id = options.get(HAS_ID, self.has_id)
-        if type(most) is not int or most < 1 or type(has_id) is not bool:
+        if type(most) is not int or not 1 <= most <= MOST_SLICES or type(has_id) is not bool:
             raise RequestError(
-                f"mm_processor_kwargs has {dict(options)}; expected a whole number from 1 on for "
-                f"{MOST}, and true or false for {HAS_ID}",
+                f"mm_processor_kwargs has {dict(options)}; expected a whole number from 1 to "
+                f"{MOST_SLICES} for {MOST}, and true or false for {HAS_ID}",
                 parameter="mm_processor_kwargs",
             )
         return has_id

@@ -3,12 +3,13 @@ model are at its root. This module does not import torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pegboard.errors import ModelError
-from pegboard_models.config_numbers import numbers
+from pegboard_models.config_numbers import numbers, section
 from pegboard_models.vision_sizes import VisionSizes
 from pegboard_models.whisper_sizes import WhisperSizes
 
@@ -81,10 +82,10 @@ def switch(config: Mapping[str, Any], name: str, default: bool) -> bool:
 
 def vision_of(config: Mapping[str, Any]) -> tuple[VisionSizes, int]:
     """Return the sizes of the tower, and how many of its layers are used. Raises ModelError."""
-    given = config.get("vision_config")
-    values = dict(VISION if given is None else given)
+    given = section(config, "vision_config")
+    values = dict(VISION if config.get("vision_config") is None else given)
     kind = values.get("model_type", "siglip")
-    if kind not in TOWERS:
+    if not isinstance(kind, str) or kind not in TOWERS:
         raise ModelError(
             f"the checkpoint's vision tower is {kind!r}; supported: {', '.join(TOWERS)}"
         )
@@ -121,7 +122,7 @@ class AudioSizes:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> AudioSizes:
         """Read the config of MiniCPM-o. Raises ModelError."""
-        encoder = WhisperSizes.of(config.get("audio_config") or {}, WHISPER)
+        encoder = WhisperSizes.of(section(config, "audio_config"), WHISPER)
         if encoder.intermediate_size // 4 != encoder.hidden_size:
             raise ModelError(
                 f"the checkpoint's audio encoder has encoder_ffn_dim={encoder.intermediate_size} "
@@ -131,7 +132,8 @@ class AudioSizes:
         default = {"audio_pool_step": POOLED[version_of(config, OMNI)]}
         pooled = numbers(config, default, "config")["audio_pool_step"]
         seconds = config.get("audio_chunk_length", 1.0)
-        if type(seconds) not in (int, float) or 0 < seconds < 1 / POSITIONS:
+        is_number = type(seconds) in (int, float) and math.isfinite(seconds)
+        if not is_number or 0 < seconds < 1 / POSITIONS:
             raise ModelError(
                 f"the checkpoint's config has audio_chunk_length={seconds!r}; expected seconds, at "
                 f"least {1 / POSITIONS}, or 0 for no chunks. Correct it"

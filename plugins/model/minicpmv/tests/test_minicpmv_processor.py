@@ -336,8 +336,8 @@ def test_values_that_files_lack(tmp_path: Path) -> None:
     ("modality", "item", "options", "message"),
     [
         ("image", random_image(9, 9), {"sharpen": 2}, "sharpen; this model takes max_slice_nums"),
-        ("image", random_image(9, 9), {"max_slice_nums": 0}, "a whole number from 1 on for max"),
-        ("image", random_image(9, 9), {"max_slice_nums": True}, "a whole number from 1 on"),
+        ("image", random_image(9, 9), {"max_slice_nums": 0}, "a whole number from 1 to 64 for max"),
+        ("image", random_image(9, 9), {"max_slice_nums": True}, "a whole number from 1 to 64"),
         ("video", video(), {"use_image_id": 1}, "true or false for use_image_id"),
         ("image", random_image(1, 201), {}, "1 × 201 pixels; its longer side may be at most 200"),
         ("audio", (np.zeros(320, np.float32), RATE), {}, "320 samples.*takes at least 321"),

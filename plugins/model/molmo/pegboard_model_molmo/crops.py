@@ -4,7 +4,7 @@ width)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -189,7 +189,7 @@ def resized(image: "Image", size: Size) -> np.ndarray:
     return np.stack([np.asarray(part) for part in parts], 2).clip(0, 1)
 
 
-@cache
+@lru_cache(8)
 def tilings_of(most: int) -> np.ndarray:
     """Return the shapes of up to `most` crops, int32 [shapes, 2], the smallest ones first."""
     sides = range(1, most + 1)

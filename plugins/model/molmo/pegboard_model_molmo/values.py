@@ -26,8 +26,8 @@ VALUES: Mapping[str, Any] = {
     "image_std": CLIP[1],
 }
 """The published values of an image processor whose file lacks them. None = those of the tower."""
-MOST = 1000
-"""The largest max_crops. The shapes of so many crops are listed in a few milliseconds."""
+MOST = 64
+"""The largest max_crops. So many crops take 100 MB."""
 
 
 def is_count(value: object) -> bool:

@@ -189,7 +189,7 @@ def test_values_that_files_lack(tmp_path: Path) -> None:
     ("size", "options", "message"),
     [
         ((9, 9), {"sharpen": 2}, "sharpen; Molmo takes max_crops"),
-        ((9, 9), {"max_crops": 0}, "max_crops=0; expected a whole number from 1 to 1000"),
+        ((9, 9), {"max_crops": 0}, "max_crops=0; expected a whole number from 1 to 64"),
         ((9, 9), {"max_crops": True}, "max_crops=True; expected a whole number"),
         ((3000, 2), {}, "an image of 3000 × 2 pixels becomes .* × 0 pixels"),
     ],

@@ -15,6 +15,8 @@ from pegboard_model_phi4mm.sizes import AudioSizes
 from pegboard_models.parameters import Parameters
 
 EPS = 1e-5
+BLOCK = 128
+"""Features that are made of frames at once. All of an hour would take 30 GB."""
 SPAN = 500
 """Features that attend to each other. Longer audio is cut."""
 
@@ -54,7 +56,7 @@ class Conformer(nn.Module):
     def forward(self, mel: Tensor) -> Tensor:
         given = self.norms
         mel = (mel.to(given["global_mean"].dtype) - given["global_mean"]) * given["global_invstd"]
-        hidden = self.reduce.forward(mel)
+        hidden = self.reduce.all_of(mel)
         count = len(hidden)
         if count > SPAN:
             hidden = functional.pad(hidden, (0, 0, 0, -count % SPAN))
@@ -78,6 +80,7 @@ class Reduction(nn.Module):
     def __init__(self, build: Build, sizes: AudioSizes) -> None:
         super().__init__()
         channels = sizes.num_channels
+        self.factor = sizes.reduction
         self.depthwise = [(f"conv.{i}", f"conv.{i + 1}") for i in _places(sizes.num_steps)]
         shapes: dict[str, tuple[int, ...]] = {
             "conv.0.weight": (channels, 1, 3, 3),
@@ -91,6 +94,14 @@ class Reduction(nn.Module):
         self.given = Parameters(build, shapes)
         width = channels * (-(-sizes.num_bins // sizes.reduction))
         self.out = Linear(build.at("out"), width, sizes.hidden_size, bias=True)
+
+    def all_of(self, mel: Tensor) -> Tensor:
+        """Reduce audio of any length in parts, each with the frames of one feature before it."""
+        size = BLOCK * self.factor
+        parts = [self.forward(mel[:size])]
+        for start in range(size, len(mel), size):
+            parts.append(self.forward(mel[start - self.factor : start + size])[1:])
+        return torch.cat(parts)
 
     def forward(self, mel: Tensor) -> Tensor:
         given = self.given

@@ -24,6 +24,8 @@ DEFAULTS = {
 EMPHASIS = 0.97
 """How much of the sample before is taken away from each."""
 SCALE = 32768
+BLOCK = 4096
+"""Frames that are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Features:
                 f" least {self.length}. Send a longer one"
             )
         frames = sliding_window_view(np.asarray(samples, np.float32), self.length)[:: self.hop]
+        parts = [self.logs(frames[i : i + BLOCK]) for i in range(0, len(frames), BLOCK)]
+        return np.concatenate(parts)
+
+    def logs(self, frames: np.ndarray) -> np.ndarray:
+        """[frames, samples] → [frames, mel bins]."""
         before = np.concatenate([frames[:, :1], frames[:, :-1]], 1)
         emphasized = (frames - np.float32(EMPHASIS) * before) * np.float32(SCALE)
         spectrum = np.fft.rfft(emphasized * np.hamming(self.length), self.size)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.errors import ModelError, RequestError
+from pegboard.errors import RequestError
 from pegboard.interfaces.weight_loader import Checkpoint
-from pegboard_models.processing import FILES, described
+from pegboard_models.processing import FILES, check_values, described, is_color
 from pegboard_models.vision_sizes import VisionSizes
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ DEFAULTS: Mapping[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
     "rescale_factor": 1 / 255,
 }
+MOST = 64
+"""The largest dynamic_hd."""
 LEAST = 10
 """Pixels of a scaled image's shorter side."""
 WHITE = 255
@@ -45,24 +47,28 @@ class Crops:
         """Read what the checkpoint's files say. Raises ModelError."""
         values = described(checkpoint, "image_processor", DEFAULTS, FILES)
         most = values["dynamic_hd"]
+        factor = values["rescale_factor"]
+        stds = values["image_std"]
+        rules = {
+            "dynamic_hd": (type(most) is int and 1 <= most <= MOST, f"1 to {MOST} crops"),
+            "image_mean": (is_color(values["image_mean"]), "three numbers"),
+            "image_std": (is_color(stds) and all(stds), "three numbers that are not 0"),
+            "rescale_factor": (type(factor) in (int, float), "a number"),
+        }
+        check_values(values, rules)
         mean, std = (np.asarray(values[name], np.float32) for name in ("image_mean", "image_std"))
-        if type(most) is not int or most < 1 or mean.shape != (3,) or std.shape != (3,):
-            raise ModelError(
-                f"the checkpoint's image processor has dynamic_hd={most!r}, image_mean="
-                f"{values['image_mean']!r}, image_std={values['image_std']!r}; expected a number "
-                "of crops, and three numbers twice"
-            )
-        factor = float(values["rescale_factor"])
-        return cls(sizes.image_size, sizes.patch_size, most, mean, std, factor)
+        return cls(sizes.image_size, sizes.patch_size, most, mean, std, float(factor))
 
-    def with_most(self, options: Mapping[str, Any]) -> int:
+    def most_of(self, options: Mapping[str, Any]) -> int:
         """Return how many crops an image may have. options: mm_processor_kwargs. Raises
         RequestError for others than dynamic_hd."""
         most = options.get("dynamic_hd", self.most)
-        if {*options} - {"dynamic_hd"} or type(most) is not int or not 1 <= most <= self.most:
+        others = sorted({*options} - {"dynamic_hd"})
+        if others or type(most) is not int or not 1 <= most <= self.most:
+            wrong = f"has {', '.join(others)}" if others else f"has dynamic_hd={most!r}"
             raise RequestError(
-                f"mm_processor_kwargs is {dict(options)}; expected dynamic_hd, the crops of an "
-                f"image, from 1 to {self.most}",
+                f"mm_processor_kwargs {wrong}; expected dynamic_hd, the crops of an image, from 1 "
+                f"to {self.most}",
                 parameter="mm_processor_kwargs",
             )
         return most
@@ -82,7 +88,7 @@ class Crops:
         if min(scaled) < LEAST:
             raise RequestError(
                 f"an image of {width} × {height} pixels is {scaled[0]} × {scaled[1]} after scaling;"
-                f" the model takes at least {LEAST} on each side. Cut it"
+                f" the model takes at least {LEAST} on each side. Crop it or add a border"
             )
         pixels = np.full((whole[1], whole[0], 3), WHITE, np.float32)
         pixels[: scaled[1], : scaled[0]] = np.asarray(image.resize(scaled, Resampling.BILINEAR))
@@ -114,6 +120,13 @@ class Crops:
 
 @lru_cache(8)
 def shapes(most: int) -> list[tuple[int, int]]:
-    """Return the shapes of at most so many crops, those with few crops first."""
-    every = {(i, j) for i in range(1, most + 1) for j in range(1, most + 1) if i * j <= most}
+    """Return the shapes of at most so many crops, those with few crops first. Those with as many
+    stay in the order of the set, as in the published code."""
+    every = {
+        (i, j)
+        for n in range(1, most + 1)
+        for i in range(1, n + 1)
+        for j in range(1, n + 1)
+        if i * j <= most
+    }
     return sorted(every, key=lambda shape: shape[0] * shape[1])

@@ -27,7 +27,8 @@ from pegboard_model_phi4mm.sizes import (
     is_published,
     vision_of,
 )
-from pegboard_models.processing import refuse_options
+from pegboard_models.config_numbers import section
+from pegboard_models.processing import token_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -49,11 +50,13 @@ class Phi4MMProcessor:
                 f"the checkpoint's audio processor makes {self.features.num_bins} mel bins; its "
                 f"encoder takes {self.sizes.num_bins}. Correct feature_size"
             )
-        self.tokens = {"image": IMAGE_TOKEN, "audio": AUDIO_TOKEN}
-        if not is_published(config):
-            for modality, part in (("image", "vision_config"), ("audio", "audio_config")):
-                given = (config.get(part) or {}).get(f"{modality}_token_id")
-                self.tokens[modality] = self.tokens[modality] if given is None else given
+        parts = {"image": ("vision_config", IMAGE_TOKEN), "audio": ("audio_config", AUDIO_TOKEN)}
+        self.tokens = {
+            modality: token_of(
+                {} if is_published(config) else section(config, part), modality, token
+            )
+            for modality, (part, token) in parts.items()
+        }
         self.texts = {
             modality: setup.tokenizer.decode([token], skip_special_tokens=False).strip()
             for modality, token in self.tokens.items()
@@ -85,7 +88,7 @@ class Phi4MMProcessor:
     def process(self, modality: str, value: Any, options: Mapping[str, Any]) -> Processed:
         if modality == "image":
             return self.image(value, options)
-        refuse_options(options)
+        self.crops.most_of(options)  # those of images, which a setting may have for all items
         samples, rate = value
         features = self.features(resample(samples, rate, self.features.rate))
         count = self.sizes.num_rows(len(features))
@@ -94,7 +97,7 @@ class Phi4MMProcessor:
     def image(self, image: "Image", options: Mapping[str, Any]) -> Processed:
         """The arrays are pixel_values, float32 [3, height, width], of whole crops, and patches,
         int64 [2], how many of them show something, below and beside each other."""
-        pixels, shown = self.crops(image, self.crops.with_most(options))
+        pixels, shown = self.crops(image, self.crops.most_of(options))
         lines, columns = (-(-count // MERGED) for count in shown)
         side = self.grid // MERGED
         count = lines * (columns + 1) + 1 + side * (side + 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegboard.errors import ModelError
-from pegboard_models.config_numbers import numbers
+from pegboard_models.config_numbers import numbers, section
 from pegboard_models.vision_sizes import Selection, VisionSizes
 
 IMAGE_TOKEN = 200_010
@@ -65,7 +65,7 @@ def is_published(config: Mapping[str, Any]) -> bool:
 
 def vision_of(config: Mapping[str, Any]) -> tuple[VisionSizes, int]:
     """Return the sizes of the tower, and how many of its layers are used. Raises ModelError."""
-    given = {**VISION, **(config.get("vision_config") or {})}
+    given = {**VISION, **section(config, "vision_config")}
     sizes = VisionSizes.of({**given, "model_type": "siglip_vision_model"})
     selected = {"vision_feature_layer": given["feature_layer"]}
     crop = given.get("crop_size", sizes.image_size)
@@ -145,14 +145,14 @@ class AudioSizes:
 def _audio_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the encoder under the names of transformers."""
     if not is_published(config):
-        return dict(config.get("audio_config") or {})
-    given = dict((config.get("audio_processor") or {}).get("config") or {})
+        return dict(section(config, "audio_config"))
+    given = dict(section(section(config, "audio_processor"), "config"))
     values = {name: given[other] for name, other in PUBLISHED.items() if other in given}
-    bias = given.get("relative_attention_bias_args") or {}
+    bias = section(given, "relative_attention_bias_args")
     if "t5_bias_max_distance" in bias:
         values["bias_max_distance"] = bias["t5_bias_max_distance"]
     values["bias_symmetric"] = bias.get("t5_bias_symmetric", False)
-    channels = (given.get("nemo_conv_settings") or {}).get("conv_channels")
+    channels = section(given, "nemo_conv_settings").get("conv_channels")
     if channels is not None:
         values["nemo_conv_channels"] = channels
     return {**given, **values}

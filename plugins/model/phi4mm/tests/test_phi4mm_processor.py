@@ -120,7 +120,7 @@ def test_fewer_crops(ours: Phi4MMProcessor) -> None:
         ("image", random_image(9, 9), {"size": 2}, "dynamic_hd, the crops"),
         ("image", random_image(1, 99), {}, "at least 10 on each side"),
         ("audio", (np.zeros(399, np.float32), RATE), {}, "at least 400"),
-        ("audio", (np.zeros(999, np.float32), RATE), {"a": 1}, "mm_processor_kwargs has a"),
+        ("audio", (np.zeros(999, np.float32), RATE), {"a": 1}, "mm_processor_kwargs has a;"),
     ],
 )
 def test_items_that_are_refused(
@@ -141,6 +141,9 @@ def test_items_that_are_refused(
         ({"audio_config": {"input_size": 40}}, "encoder takes 40"),
         ({"vision_config": {"image_size": 28, "crop_size": 14}}, "crop_size=14"),
         ({"vision_config": {"image_size": 42, "crop_size": 42}}, "a multiple of 2 patches"),
+        ({"vision_config": 5}, "vision_config=5; expected an object"),
+        ({"audio_config": "x"}, "audio_config='x'; expected an object"),
+        ({"audio_config": {"audio_token_id": -1}}, "expected the id of a token"),
     ],
 )
 def test_configs_that_are_refused(tmp_path: Path, config: dict[str, Any], told: str) -> None:

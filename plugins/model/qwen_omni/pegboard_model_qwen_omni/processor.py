@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -199,7 +200,7 @@ def asks_for_sound(options: Mapping[str, Any]) -> bool:
 def seconds_of_chunk(config: Mapping[str, Any]) -> float:
     """Return how long what is seen comes before what is heard. Raises ModelError."""
     seconds = config.get("seconds_per_chunk", 2)
-    if type(seconds) not in (int, float) or not seconds > 0:
+    if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
         raise ModelError(
             f"the checkpoint's config has seconds_per_chunk={seconds!r}; expected a number above 0"
         )

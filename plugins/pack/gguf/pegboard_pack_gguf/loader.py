@@ -67,7 +67,7 @@ class GGUFLoader:
         if beside is not None:
             mmproj = _mmproj(beside, Metadata(header, prefix), architecture, config)
             config = mmproj.config()
-            tensors |= _index_of_images(mmproj, path.parent)
+            tensors |= _index_of_tower(mmproj, path.parent)
             headers.append(mmproj.header)
         template = header.metadata.get("tokenizer.chat_template")
         generation_config: dict[str, Any] = dict(token_ids(header))
@@ -240,10 +240,10 @@ def _index(
 def _mmproj(
     path: Path, language: Metadata, architecture: Architecture, text: Mapping[str, Any]
 ) -> Mmproj:
-    """Returns a vision tower. language, architecture, text: of its language model."""
+    """Returns a tower. language, architecture, text: of its language model."""
     if architecture.layers != "model.layers":
         raise ModelError(
-            f"{path}: a {architecture.class_name} with images is not supported; use "
+            f"{path}: a {architecture.class_name} with images or audio is not supported; use "
             "--weight_loader.gguf.mmproj none to serve it alone"
         )
     tokens = language.header.metadata.get("tokenizer.ggml.tokens")
@@ -252,8 +252,8 @@ def _mmproj(
     return Mmproj(path, language, text, tokens)
 
 
-def _index_of_images(mmproj: Mmproj, folder: Path) -> dict[str, TensorEntry]:
-    """Returns the tensors of the vision tower and its projector. folder: of the language model."""
+def _index_of_tower(mmproj: Mmproj, folder: Path) -> dict[str, TensorEntry]:
+    """Returns the tensors of the tower and its projector. folder: of the language model."""
     path = mmproj.header.path
     file = path.name if path.parent == folder else str(path)
     index = {entry.name: entry for entry in mmproj.entries(file)}

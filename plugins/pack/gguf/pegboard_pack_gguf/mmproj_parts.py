@@ -39,7 +39,7 @@ KNOWN = {
     ),
     AUDIO: frozenset(_ANY | {f"{AUDIO}.{name}" for name in _TOWER}),
 }
-"""The keys that are read of all files, by the place of the tower's."""
+"""The keys that are read in all files, by the place of the tower's metadata."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
