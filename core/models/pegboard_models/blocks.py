@@ -69,8 +69,8 @@ class SelfAttention(nn.Module):
     """Grouped-query attention with its projections. heads: number of query heads, of KV heads, and
     their channels. norm: of queries and keys, before they are rotated; None = they are not
     normalized. names: of these norms. qkv: see `QKVLinear`. limit: queries, keys and values are
-    limited to ± this before; None = they are not. output: name of the last projection. more: of
-    `Attention`."""
+    limited to ± this before; None = they are not. output: name of the last projection. width: of
+    the inputs; None = hidden. more: of `Attention`."""
 
     def __init__(
         self,
@@ -87,10 +87,11 @@ class SelfAttention(nn.Module):
         limit: float | None = None,
         output: str = "o_proj",
         output_bias: bool | None = None,
+        width: int | None = None,
         **more: Any,
     ) -> None:
         super().__init__()
-        self.qkv_proj = QKVLinear(build, hidden, *heads, bias=bias, names=qkv)
+        self.qkv_proj = QKVLinear(build, width or hidden, *heads, bias=bias, names=qkv)
         self.limit = limit
         self.q_norm = self.k_norm = None
         if norm is not None:

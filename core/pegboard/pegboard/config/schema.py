@@ -384,6 +384,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     spec_tokens: Annotated[
         int, doc("Maximum number of draft tokens per step and request", needs="spec_method")
     ] = 0
+    spec_model: Annotated[
+        str | None, doc("Checkpoint of the draft model, as model", needs="spec_method")
+    ] = None
+    spec_revision: Annotated[
+        str | None, doc("Revision of the draft model, as revision", needs="spec_model")
+    ] = None
+    spec_quantization: Annotated[
+        str | None, doc("Quantization of the draft model, as quantization", needs="spec_model")
+    ] = None
     spec_adaptive: Annotated[
         bool, doc("Verify fewer draft tokens where they are seldom right", needs="spec_method")
     ] = True

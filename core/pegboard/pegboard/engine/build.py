@@ -39,6 +39,7 @@ from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
 from pegboard.log import get_logger
+from pegboard.plan.draft import draft_spec
 from pegboard.plan.engine_plan import EnginePlan, read_vocabulary
 from pegboard.plan.sinks import build_sinks, metrics_flags
 from pegboard.plan.weight_update import describe_update
@@ -185,10 +186,11 @@ def choose_for_model(
         place = Place(rank, ranks, rank, ranks)
         worker = Worker(registry, _worker_plan(registry, plan, config, limits), place)
         worker.declare()
-        (model,) = worker.models
-        check_tensors(model.declared, plan.checkpoint)
-        names |= {weight.name for weights in model.declared.values() for weight in weights}
-        stages.append(model.kv_specs())
+        for model in worker.models:
+            check_tensors(model.declared, model.checkpoint)
+        target = worker.models[0].declared
+        names |= {weight.name for weights in target.values() for weight in weights}
+        stages.append({i: spec for model in worker.models for i, spec in model.kv_specs().items()})
     memory = worker.setup.platform.memory()
     room_bytes = _room_bytes(
         config, memory.total_bytes, memory.free_bytes - num_weight_bytes // ranks
@@ -203,10 +205,11 @@ def _worker_plan(
     return WorkerPlan(
         config,
         limits,
-        (plan.checkpoint,),
+        plan.checkpoint,
         partial(read_vocabulary, registry, plan),
         plan.pooling,
         plan.meeting,
+        plan.draft,
     )
 
 
@@ -249,6 +252,7 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
     """Return the limits of the engine. This function alone decides what an unset setting means,
     after the platform has filled in its defaults."""
     assert config.max_num_seqs and config.max_num_batched_tokens and config.block_size
+    draft = draft_spec(registry, config)
     return Limits(
         max_model_len=plan.max_model_len,
         vocab_size=plan.vocab_size,
@@ -266,6 +270,7 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
         hash_algo=config.prefix_caching_hash_algo,
         max_drafts=config.spec_tokens,
         max_draft_rows=config.spec_max_rows or NO_LIMIT,
+        stored_drafts=config.spec_tokens if draft is not None and "stores" in draft.flags else 0,
         max_loras=config.max_loras,
         max_cpu_loras=config.max_cpu_loras or config.max_loras,
         kv_load_failure_policy=config.kv_load_failure_policy,

@@ -134,7 +134,7 @@ KINDS: dict[str, Kind] = {
             "draft",
             "DraftSpec",
             "keyed",
-            "EW",
+            "AW",
             "proposes tokens for speculative decoding",
             provisional=True,
         ),

@@ -1,22 +1,43 @@
 """Kind `draft` (provisional): proposes tokens that the model then verifies in one step (speculative
-decoding). Runs in W."""
+decoding). Runs in W. The *target* is the model whose tokens are proposed. A proposer may have a
+model of its own, the *draft model*."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
     from pegboard.config.limits import Limits
+    from pegboard.interfaces.weight_loader import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """checkpoint: what the draft model is built from. taps: the depths of the target at which it
+    gets hidden states: before the layer with this index, or after the last one; () = the hidden
+    states that the target's `logits` gets."""
+
+    checkpoint: "Checkpoint"
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSpec(Spec):
-    """supports: `max_drafts` (AtMost)."""
+    """supports: `max_drafts` (AtMost). source: path of a function that is called in A, as
+    source(checkpoint of the target, checkpoint that the user has named or None). It returns a
+    DraftSource, and raises ModelError if they do not fit. None = the proposer has no model.
+
+    flags: "stores" = the draft model stores keys and values, of drafts too."""
+
+    FLAGS = frozenset({"stores"})
+
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,28 +45,86 @@ class DraftNeed(Need):
     max_drafts: int | None = None
 
 
+class Forwards(Protocol):
+    """Computes with the draft model, for the running requests: with their tokens and their blocks
+    of the KV cache.
+
+    model: the module that the plugin of kind `model` has made, which is bound. Its calls through
+    this class are replayed if they could be recorded.
+    """
+
+    model: Any
+
+    def room(self, rows: "np.ndarray") -> "np.ndarray":
+        """Return [B], how many tokens of each row have slots in the KV cache."""
+
+    def tokens(
+        self,
+        rows: "np.ndarray",
+        starts: "np.ndarray",
+        counts: "np.ndarray",
+        hidden: "Tensor | None" = None,
+        *,
+        ahead: int = 0,
+    ) -> "Tensor":
+        """Compute the tokens at positions starts[i] … starts[i] + counts[i] − 1 of rows [B], all of
+        which are known, and return the hidden states [T, size] of the draft model. ahead: the token
+        that is embedded at a position is the one so many positions later. hidden: [T, width], given
+        to the model with the tokens. The result is valid until the next call."""
+
+    def next(
+        self,
+        rows: "np.ndarray",
+        positions: "np.ndarray",
+        token_ids: "Tensor",
+        hidden: "Tensor | None" = None,
+    ) -> "tuple[Tensor, Tensor]":
+        """Compute one token for each of rows [B], with these ids [B] at these positions [B], and
+        return the hidden states [B, size] and the logits [B, V]. They are valid until the next
+        call."""
+
+    def logits(self, hidden: "Tensor") -> "Tensor":
+        """Return the logits [B, V] of these hidden states [B, size]."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftSetup:
     """is_adaptive: a proposer that is seldom right should propose less. fixed_tokens: see
-    `Device.fixed_tokens`."""
+    `Device.fixed_tokens`. forwards: None = the proposer has no model."""
 
     limits: "Limits"
     is_adaptive: bool = True
     fixed_tokens: float = 1.0
+    forwards: Forwards | None = None
+
+
+@dataclass(slots=True)
+class ComputedTokens:
+    """The tokens that the target has computed in a step, without drafts that were wrong. rows: [B],
+    all rows of the step. starts: [B], the first position of each. counts: [B]. hidden: the target's
+    states of these tokens, [sum of counts, size] for each depth of `DraftSource.taps`, or one.
+    samples: [B], whether a token was sampled, which is not among them."""
+
+    rows: "np.ndarray"
+    starts: "np.ndarray"
+    counts: "np.ndarray"
+    samples: "np.ndarray"
+    hidden: "tuple[Tensor, ...]"
 
 
 @dataclass(slots=True)
 class DraftStep:
-    """rows: [B], the rows that may draft: those that have a new token. history: one host array of
-    token ids per row. max_drafts: [B], the limit of each row. num_verified: [B], how many drafts
-    the step has verified. num_new: [B], how many tokens it has added to the history: the drafts
-    that were right, and one more."""
+    """rows: [S], the rows that may draft: those that have a new token. history: one host array of
+    token ids per row. max_drafts: [S], the limit of each row. num_verified: [S], how many drafts
+    the step has verified. num_new: [S], how many tokens it has added to the history: the drafts
+    that were right, and one more. computed: set for proposers with a model."""
 
     rows: "np.ndarray"
     history: "list[np.ndarray]"
     max_drafts: "np.ndarray"
     num_verified: "np.ndarray"
     num_new: "np.ndarray"
+    computed: ComputedTokens | None = None
 
 
 @dataclass(slots=True)
@@ -63,4 +142,16 @@ class DraftProposer(Protocol):
         """These rows are free now."""
 
     def propose(self, step: DraftStep) -> Drafts:
-        """Return proposals for the next step. Called at the end of every step: hot."""
+        """Return proposals for the next step. Called at the end of every step that has sampled
+        tokens, and at the end of every other step if the proposer has a model: hot."""
+
+
+class DraftModel(Protocol):
+    """An addition to the Model, for models that get hidden states of the target. Such a model sets
+    `build.declared.given` to the width of what it is given with each token. `embed` gets that
+    [T, width] after the ids, and what `forward` returns is given with the next token.
+    `build.target` is the target's module, whose embedding and head may be shared."""
+
+    def start(self, *hidden: "Tensor") -> "Tensor":
+        """Return what is given with a token [T, width], from the target's states of the token
+        before, [T, size] for each tap."""

@@ -46,6 +46,7 @@ class Declared:
     of the last step there, [T, size]. inputs: the names of the numbers that `Model.embed` gets for
     each token, after the ids. axes: the names of the numbers that are added to the place of each
     token in its request; `Model.forward` gets the sums for each name, instead of the places.
+    given: the width of what else `Model.embed` gets with each token (see `DraftModel`).
     states: the state of one request in each state layer. weights: each weight method with its layer
     and the quantization method that made it. has_stack: the model has asked which layers of its
     stack to build. has_language: the model has built a language model. absent: the paths of
@@ -55,6 +56,7 @@ class Declared:
     layers: list[Layer] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     axes: list[str] = field(default_factory=list)
+    given: int | None = None
     taps: dict[int, Tensor] = field(default_factory=dict)
     attention: dict[int, AttentionLayer] = field(default_factory=dict)
     states: dict[int, tuple[KVTensor, ...]] = field(default_factory=dict)
@@ -84,7 +86,8 @@ class Build:
     the names of the checkpoint's tensors. renamed: path → the path that the checkpoint has instead.
     models: builds another architecture (see `language_model`). is_language: the layers are those of
     a language model inside another model. sees_items: of attention layers (see
-    `AttentionLayer`)."""
+    `AttentionLayer`). target: the module of the model that this one drafts for, whose layers are
+    its own; None = this is no draft model."""
 
     dtype: str
     device: str
@@ -108,6 +111,7 @@ class Build:
     models: Callable[[Mapping[str, Any], Build], nn.Module] | None = None
     is_language: bool = False
     sees_items: bool = False
+    target: Any = None
     declared: Declared = field(default_factory=Declared)
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 

@@ -29,6 +29,7 @@ from pegboard.errors import (
     RequestError,
 )
 from pegboard.installed import Entry
+from pegboard.interfaces.draft import DraftSource
 from pegboard.interfaces.model_source import (
     FileFilter,
 )
@@ -51,6 +52,7 @@ from pegboard.plan.checkpoint import (
     tokenizer_payload,
     with_overrides,
 )
+from pegboard.plan.draft import draft_source
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plan.media import (
     check_encoder_only,
@@ -108,7 +110,7 @@ class EnginePlan:
     pooling: what the engine makes of prompts; None = it generates text. multimodal_processor: its
     qualified name; None = the engine takes only text. whole: see `Limits`. task: what that is, with
     the names of the model's classes. meeting: where the ranks of all engines meet, if they share
-    out experts.
+    out experts. draft: what the draft model is built from; None = there is none.
     """
 
     settings: Settings
@@ -127,6 +129,7 @@ class EnginePlan:
     whole: Literal["items", "prompt"] | None = None
     task: tuple[Literal["generate", "embed", "classify"], tuple[str, ...]] = ("generate", ())
     meeting: str = ""
+    draft: DraftSource | None = None
 
     def of_length(self, max_model_len: int) -> EnginePlan:
         """Return the plan with the length that the engine serves; 0 = unchanged."""
@@ -184,6 +187,8 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             registry, "reasoning_parser", engine.reasoning_parser, family
         )
         num_tokens = vocab_size(checkpoint)
+        with download_bars() as report:
+            draft = draft_source(registry, settings, checkpoint, report)
         longest = max_model_len(checkpoint.config, engine.max_model_len)
         if pooling is not None and engine.max_model_len in (None, *AUTO_LEN):
             longest = min(longest, pooling.max_length or longest)
@@ -208,6 +213,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             if processor is not None and pooling is not None and pooling.whole_prompts
             else whole_of(flags),
             task=task_of(pooling),
+            draft=draft,
         )
     return plan, registry
 

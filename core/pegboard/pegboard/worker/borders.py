@@ -21,6 +21,7 @@ class Receive:
         self._collective = collective
         self._inputs = inputs
         self._buffer: Tensor | None = None
+        self.tensors: list[Tensor] = []
 
     def one(self) -> Tensor:
         assert self._buffer is not None, "a first step has been received"

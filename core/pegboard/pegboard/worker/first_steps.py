@@ -174,35 +174,41 @@ def checked(runner: ModelRunner) -> Iterator[None]:
     """In the block, what plugins return in the runner's steps is checked: the bound calls of
     attention and weights, the model, the sampler and the draft plugin. At its end every layer is
     bound again, without checks. Errors name the plugin."""
-    loaded = runner.parts.loaded
-    build = loaded.build
-    modules = loaded.setup.registry.modules
-    places = [*_parts(runner), *_weights(loaded)]
-    attention = dict(build.attention)
-    for index, layer in build.declared.attention.items():
-        plugin = loaded.attention.entries[index].id
-        name = f"attention of layer {index}"
-        build.attention[index] = watched(attention[index], plugin, name, attention_check(layer))
+    target = runner.parts.loaded
+    models = [target, *([] if runner.parts.draft is None else [runner.parts.draft])]
+    places = [*_parts(runner), *(place for loaded in models for place in _model(loaded))]
+    attention = [dict(loaded.build.attention) for loaded in models]
+    for loaded in models:
+        bound = loaded.build.attention
+        for index, layer in loaded.build.declared.attention.items():
+            plugin = loaded.attention.entries[index].id
+            name = f"attention of layer {index}"
+            bound[index] = watched(bound[index], plugin, name, attention_check(layer))
     for holder, name, _, watching in places:
         setattr(holder, name, watching)
-    loaded.rebind()
-    with blame(loaded.entry.id, modules):
+    for loaded in models:
+        loaded.rebind()
+    with blame(target.entry.id, target.setup.registry.modules):
         yield
-    build.attention.update(attention)
     for holder, name, plain, _ in places:
         setattr(holder, name, plain)
-    loaded.rebind()
+    for loaded, bound in zip(models, attention, strict=True):
+        loaded.build.attention.update(bound)
+        loaded.rebind()
 
 
 Place = tuple[Any, str, Any, Any]
 """An object and its attribute, the value of the attribute, and what is checked in its place."""
 
 
+def _model(loaded: LoadedModel) -> Iterator[Place]:
+    model = loaded.model
+    yield loaded.stages, "model", model, Checked(model, loaded.entry.id, MODEL_CHECKS)
+    yield from _weights(loaded)
+
+
 def _parts(runner: ModelRunner) -> Iterator[Place]:
-    loaded = runner.parts.loaded
-    registry = loaded.setup.registry
-    stages = runner.stages
-    yield stages, "model", stages.model, Checked(stages.model, loaded.entry.id, MODEL_CHECKS)
+    registry = runner.parts.loaded.setup.registry
     ending = runner.ending
     if isinstance(ending, SampleOnHost):
         plugin = registry.decisions["sampler", ""].require().id

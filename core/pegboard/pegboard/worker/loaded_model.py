@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError
@@ -57,7 +58,9 @@ class LoadedModel:
     that they need. Raises ConfigError, ModelError or PluginError.
 
     first_layer: added to the model's layer indices in the KV cache, which all models of a worker
-    share. lora: None = the model takes no adapters. layers, taps: see `Build`.
+    share. quantization: the user's choice for a plain checkpoint. lora: None = the model takes no
+    adapters. layers, taps, target: see `Build`. given: [most tokens of a step, width], what is
+    given with each token (see `DraftModel`).
     """
 
     stages: Stages
@@ -72,13 +75,17 @@ class LoadedModel:
         lora: LoRALimits | None = None,
         layers: range | None = None,
         taps: tuple[int, ...] = (),
+        quantization: str | None = None,
+        target: Any = None,
     ) -> None:
         self.setup = setup
         self.checkpoint = checkpoint
         self.first_layer = first_layer
         self.inputs: InputBuilder | None = None
         self.replaced: Checkpoint | None = None
-        self.build = self._build(lora, layers, taps)
+        self.quantization = quantization
+        self.given: Tensor | None = None
+        self.build = self._build(lora, layers, taps, target)
         self.model: Any
         self.entry, self.model = self._model(
             checkpoint.architectures, checkpoint.config, self.build
@@ -101,12 +108,19 @@ class LoadedModel:
 
     # --- build ------------------------------------------------------------------------------------
 
-    def _build(self, lora: LoRALimits | None, layers: range | None, taps: tuple[int, ...]) -> Build:
+    def _build(
+        self,
+        lora: LoRALimits | None,
+        layers: range | None,
+        taps: tuple[int, ...],
+        target: Any,
+    ) -> Build:
         config = self.setup.config
         checkpoint = self.checkpoint
-        quantization = self._quantization(checkpoint.quantization or {}, config.quantization)
+        asked = self.quantization
+        quantization = self._quantization(checkpoint.quantization or {}, asked)
         plain_name = default_name("quantization")
-        is_plain = not checkpoint.quantization and config.quantization in (None, plain_name)
+        is_plain = not checkpoint.quantization and asked in (None, plain_name)
         return Build(
             dtype=self.setup.activations,
             device=self.setup.device.name,
@@ -124,6 +138,7 @@ class LoadedModel:
             engines=self.setup.ranks.engines,
             stored=checkpoint.tensors.keys(),
             models=self._language_model,
+            target=target,
             lora_rows=lambda: self._adapter_rows(False),
             lora_head_rows=lambda: self._adapter_rows(True),
         )
@@ -320,7 +335,12 @@ class LoadedModel:
         the stages to record."""
         self.inputs = inputs
         before = self.setup.ranks.before
-        entrance = Embed(self.model, inputs) if before is None else Receive(before, inputs)
+        if (width := self.build.declared.given) is not None:
+            dtype = getattr(torch, self.build.dtype)
+            self.given = torch.zeros(inputs.max_tokens, width, dtype=dtype, device=inputs.device)
+        entrance = (
+            Embed(self.model, inputs, self.given) if before is None else Receive(before, inputs)
+        )
         rows = self.setup.ranks.context.rows
         self.stages = Stages(self.model, self.build, inputs, entrance, rows, traits)
         return self.stages

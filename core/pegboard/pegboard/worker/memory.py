@@ -135,7 +135,7 @@ def _step(
 ) -> Batch:
     """Return a step of (row, tokens to compute, computed tokens). A row without computed tokens is
     a new request, all of whose tokens are computed. Every row samples a token."""
-    blocks = (np.zeros(0, np.int32),) * num_groups
+    blocks = (np.zeros(1, np.int32),) * num_groups
     numbers, counts, computed = (
         np.array([row[part] for row in rows], np.int32) for part in range(3)
     )

@@ -23,17 +23,19 @@ from pegboard.data.batch import (
 from pegboard.errors import expect
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.collective import Collective
-from pegboard.interfaces.draft import DraftProposer
+from pegboard.interfaces.draft import DraftProposer, Forwards
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.platform import Copies, Trait
 from pegboard.interfaces.pooler import Pooler
 from pegboard.interfaces.sampler import Sampler
 from pegboard.worker.borders import Sender
+from pegboard.worker.draft_forwards import DraftForwards
 from pegboard.worker.endings import (
     Ending,
     Masks,
     Pool,
     SampleAndDraft,
+    SampleAndFollow,
     SampleOnDevice,
     SampleOnHost,
     Send,
@@ -50,9 +52,10 @@ from pegboard.worker.step_inputs import InputBuilder, RowState
 
 @dataclass(slots=True)
 class RunnerParts:
-    """What a runner computes with. All parts are built and bound. pooler: set for pooling
-    models; nothing is sampled. traits: the stages to record. next_stage: where the rows go; None =
-    this pipeline stage is the last one. shared_rows: of an encoder connector."""
+    """What a runner computes with. All parts are built and bound. proposer: builds the draft plugin
+    from the forwards of its model. draft: that model. pooler: set for pooling models; nothing is
+    sampled. traits: the stages to record. next_stage: where the rows go; None = this pipeline stage
+    is the last one. shared_rows: of an encoder connector."""
 
     loaded: LoadedModel
     plan: KVPlan
@@ -61,7 +64,8 @@ class RunnerParts:
     device: str
     limits: Limits
     copies: Copies | None = None
-    proposer: DraftProposer | None = None
+    proposer: Callable[[Forwards | None], DraftProposer] | None = None
+    draft: LoadedModel | None = None
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
     pooler: Pooler | None = None
     traits: tuple[Trait, ...] = TRAITS
@@ -110,8 +114,13 @@ class ModelRunner:
         if parts.pooler is not None:
             return Pool(parts.pooler, self.stages)
         usual = (parts.sampler, self.stages, self.inputs, parts.copies)
-        if parts.proposer is not None:
-            return SampleAndDraft(*usual, parts.proposer, parts.limits)
+        if parts.proposer is not None and parts.draft is None:
+            return SampleAndDraft(*usual, parts.proposer(None), parts.limits)
+        if parts.proposer is not None and parts.draft is not None:
+            forwards = DraftForwards(
+                parts.draft, parts.plan, self.state, parts.limits, parts.copies
+            )
+            return SampleAndFollow(*usual, parts.proposer(forwards), parts.limits)
         return (SampleOnHost if parts.copies is None else SampleOnDevice)(*usual)
 
     @torch.inference_mode()
@@ -171,7 +180,7 @@ class ModelRunner:
             prompt_logprobs=prompt_logprobs,
             transfers=transfers,
         )
-        wait = self.ending.end(Step(inputs, hidden, logits, masks, output))
+        wait = self.ending.end(Step(batch, inputs, hidden, logits, masks, output))
         draft_s = self.ending.draft_s
         ended = time.perf_counter()
         output.times = StepTimes(

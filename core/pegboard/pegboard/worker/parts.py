@@ -15,7 +15,7 @@ from pegboard.errors import ConfigError, blame, expect
 from pegboard.installed import Entry
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.collective import Collective, CollectiveNeed, CollectiveSetup
-from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
+from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup, Forwards
 from pegboard.interfaces.executor import Place
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
@@ -241,15 +241,22 @@ def make_pooler(setup: WorkerSetup, pooling: Pooling | None) -> Pooler | None:
     return setup.registry.build(decision.require(), PoolerSetup(pooling))
 
 
-def make_proposer(setup: WorkerSetup) -> DraftProposer | None:
-    """Build the configured draft plugin."""
+def proposer_of(setup: WorkerSetup) -> Callable[[Forwards | None], DraftProposer] | None:
+    """Return what builds the configured draft plugin, from the forwards of its model."""
     config = setup.config
     if config.spec_method is None:
         return None
     need = DraftNeed(platform=setup.platform_name, max_drafts=config.spec_tokens)
-    decision = setup.registry.choose("draft", need, explicit=config.spec_method)
-    draft_setup = DraftSetup(setup.limits, config.spec_adaptive, setup.device.fixed_tokens)
-    return setup.registry.build(decision.require(), draft_setup)
+    entry = setup.registry.choose("draft", need, explicit=config.spec_method).require()
+
+    def build(forwards: Forwards | None) -> DraftProposer:
+        proposer: DraftProposer = setup.registry.build(
+            entry,
+            DraftSetup(setup.limits, config.spec_adaptive, setup.device.fixed_tokens, forwards),
+        )
+        return proposer
+
+    return build
 
 
 def make_connectors(

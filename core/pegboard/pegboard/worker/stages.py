@@ -28,7 +28,10 @@ TRAITS: tuple[Trait, ...] = ("forward", "decode", "logits")
 
 
 class Entrance(Protocol):
-    """Where the rows of a step come from."""
+    """Where the rows of a step come from. tensors: what the model embeds, in buffers that keep
+    their addresses."""
+
+    tensors: Sequence[Tensor]
 
     def one(self) -> Tensor:
         """Return one row [1, width], which says the width and the dtype of all of them."""
@@ -38,18 +41,21 @@ class Entrance(Protocol):
 
 
 class Embed:
-    """Embeds the ids of the tokens."""
+    """Embeds the ids of the tokens. given: [most tokens of a step, width], what the model gets with
+    each of them; None = nothing."""
 
-    def __init__(self, model: Any, inputs: InputBuilder) -> None:
+    def __init__(self, model: Any, inputs: InputBuilder, given: Tensor | None = None) -> None:
         self._model = model
-        self._inputs = inputs
+        self._given = () if given is None else (given,)
+        self.tensors = [*(each.on_device for each in inputs.to_embed), *self._given]
 
     def one(self) -> Tensor:
-        embedded = self._model.embed(*(each.on_device[:1] for each in self._inputs.to_embed))
+        embedded = self._model.embed(*(each[:1] for each in self.tensors))
         return expect(embedded, Tensor, self._model, "embed")
 
     def rows(self, inputs: StepInputs) -> Tensor:
-        rows: Tensor = self._model.embed(*inputs.to_embed)
+        given = [each[: len(inputs.to_embed[0])] for each in self._given]
+        rows: Tensor = self._model.embed(*inputs.to_embed, *given)
         return rows
 
 
@@ -89,19 +95,19 @@ class Stages:
         cannot be recorded. Errors of the model itself are raised."""
         model = self.model
         inputs = self.inputs
-        ids = [each.on_device for each in inputs.to_embed]
+        embedded = self.entrance.tensors
         positions = [each.on_device for each in inputs.to_place]
-        num_ids = len(ids)
-        one = self.entrance.one()
         longest = len(positions[0])
-        self.embedded = one.new_zeros(
-            max(replay.sizes("forward", longest), default=0), one.shape[1]
-        )
-        self.hidden = one.new_zeros(inputs.max_rows, self.width)
+        dtype = getattr(torch, self.build.dtype)
+        self.hidden = torch.zeros(inputs.max_rows, self.width, dtype=dtype, device=inputs.device)
+        if "forward" in self.traits:
+            one = self.entrance.one()
+            most = max(replay.sizes("forward", longest), default=0)
+            self.embedded = one.new_zeros(most, one.shape[1])
 
-        def decode(*ids_and_positions: Tensor) -> tuple[Tensor, ...]:
-            rows = model.embed(*ids_and_positions[:num_ids])
-            hidden = model.forward(rows, *ids_and_positions[num_ids:])
+        def decode(*given: Tensor) -> tuple[Tensor, ...]:
+            rows = model.embed(*given[: len(embedded)])
+            hidden = model.forward(rows, *given[len(embedded) :])
             return hidden, model.logits(hidden), *self._tapped()
 
         runs: dict[Trait, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], int]] = {
@@ -110,7 +116,7 @@ class Stages:
                 [self.embedded, *positions],
                 longest,
             ),
-            "decode": (decode, [*ids, *positions], inputs.max_rows),
+            "decode": (decode, [*embedded, *positions], inputs.max_rows),
             "logits": (lambda rows: (model.logits(rows),), [self.hidden], inputs.max_rows),
         }
         self.pads = replay.pads
@@ -177,6 +183,7 @@ class Stages:
         call."""
         recording = self.find("logits", len(hidden))
         if recording is None:
+            self.width = hidden.shape[1]
             logits: Tensor = self.model.logits(hidden)
             return logits
         self.hidden[: len(hidden)].copy_(hidden)

@@ -246,45 +246,10 @@ class InputBuilder:
         # the exact number.
         starts = np.minimum(batch.num_computed_tokens, state.num_tokens[rows] - 1, dtype=np.int64)
         num_rows = len(rows)
-        num_tokens = int(counts.sum())
-        one_each = num_tokens == num_rows
+        token_rows, token_ids = self.fill(rows, counts, starts, sees_ahead=sees_ahead)
+        num_tokens = len(token_rows)
         loc = self.query_start_loc.array[: num_rows + 1]
-        positions = self.positions.array[:num_tokens]
-        if one_each:
-            loc[:] = self.one_each[: num_rows + 1]
-            token_rows = rows
-            positions[:] = starts
-        else:
-            loc[0] = 0
-            np.cumsum(counts, out=loc[1:])
-            token_rows = np.repeat(rows, counts)
-            positions[:] = np.arange(num_tokens) + np.repeat(starts - loc[:-1], counts)
-        token_ids = state.token_ids[token_rows, positions]
-        np.maximum(token_ids, 0, out=self.input_ids.array[:num_tokens])
-        for name, buffer in self.declared.items():
-            buffer.array[:num_tokens] = state.declared[name][token_rows, positions]
-        for buffer in self.axes.values():
-            buffer.array[:num_tokens] += positions
-        visible = None
-        if sees_ahead and state.visible is not None:
-            visible = state.visible.of(token_rows, positions)
-            if visible is not None:
-                self.visible.array[:num_tokens] = visible
-        self.has_visible = visible is not None
-        stored = positions, positions
-        np.add(starts, counts, out=self.seq_lens.array[:num_rows], casting="same_kind")
-        if self.has_parts:
-            self.part_lens.array[:num_rows] = self.context.stored(self.seq_lens.array[:num_rows])
-            stored = self.context.stored(positions), self.context.stored(positions + 1)
-            self.num_keys.array[:num_tokens] = (
-                stored[1] if visible is None else self.context.stored(visible)
-            )
-        for index in range(len(self.plan.groups)):
-            if index in self.cross:
-                self.cross[index].fill(token_rows)
-            else:
-                self._place(index, rows, token_rows, positions, stored)
-        if one_each and batch.samples.all():
+        if num_tokens == num_rows and batch.samples.all():
             sampled_rows = rows
             offsets = self.one_each[: num_rows + 1]
             index_tensor = None
@@ -313,6 +278,59 @@ class InputBuilder:
         inputs.offsets = offsets
         inputs.draft_token_ids = draft_token_ids
         return inputs
+
+    def fill(
+        self,
+        rows: np.ndarray,
+        counts: np.ndarray,
+        starts: np.ndarray,
+        *,
+        ahead: int = 0,
+        sees_ahead: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Fill the buffers of a step that computes counts [B] tokens of rows [B], from positions
+        starts [B] on. ahead: the id at a position is that of the token so many positions later.
+        Returns the row and the id of each token, [T]."""
+        state = self.state
+        num_rows = len(rows)
+        num_tokens = int(counts.sum())
+        loc = self.query_start_loc.array[: num_rows + 1]
+        positions = self.positions.array[:num_tokens]
+        if num_tokens == num_rows:
+            loc[:] = self.one_each[: num_rows + 1]
+            token_rows = rows
+            positions[:] = starts
+        else:
+            loc[0] = 0
+            np.cumsum(counts, out=loc[1:])
+            token_rows = np.repeat(rows, counts)
+            positions[:] = np.arange(num_tokens) + np.repeat(starts - loc[:-1], counts)
+        token_ids = state.token_ids[token_rows, positions + ahead if ahead else positions]
+        np.maximum(token_ids, 0, out=self.input_ids.array[:num_tokens])
+        for name, buffer in self.declared.items():
+            buffer.array[:num_tokens] = state.declared[name][token_rows, positions]
+        for buffer in self.axes.values():
+            buffer.array[:num_tokens] += positions
+        visible = None
+        if sees_ahead and state.visible is not None:
+            visible = state.visible.of(token_rows, positions)
+            if visible is not None:
+                self.visible.array[:num_tokens] = visible
+        self.has_visible = visible is not None
+        stored = positions, positions
+        np.add(starts, counts, out=self.seq_lens.array[:num_rows], casting="same_kind")
+        if self.has_parts:
+            self.part_lens.array[:num_rows] = self.context.stored(self.seq_lens.array[:num_rows])
+            stored = self.context.stored(positions), self.context.stored(positions + 1)
+            self.num_keys.array[:num_tokens] = (
+                stored[1] if visible is None else self.context.stored(visible)
+            )
+        for index in range(len(self.plan.groups)):
+            if index in self.cross:
+                self.cross[index].fill(token_rows)
+            else:
+                self._place(index, rows, token_rows, positions, stored)
+        return token_rows, token_ids
 
     def blank(self, size: int) -> StepInputs:
         """Return a step that consists only of padding, to record with."""

@@ -17,6 +17,7 @@ from pegboard.data.pooling_params import Pooling
 from pegboard.data.request import LoRARequest
 from pegboard.errors import ConfigError, RequestError, blame, did_you_mean
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan
+from pegboard.interfaces.draft import DraftSource
 from pegboard.interfaces.executor import (
     ENGINE_CALLS,
     SERVING_CALLS,
@@ -33,6 +34,7 @@ from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
 from pegboard.worker import memory
 from pegboard.worker.adapters import Adapters, read_files
+from pegboard.worker.draft_forwards import load_draft
 from pegboard.worker.endings import Masks
 from pegboard.worker.expert_balance import ExpertBalance
 from pegboard.worker.first_steps import checked
@@ -46,8 +48,8 @@ from pegboard.worker.parts import (
     choose_sampler,
     make_connectors,
     make_pooler,
-    make_proposer,
     make_sampler,
+    proposer_of,
     take_device,
 )
 from pegboard.worker.shared_rows import make_shared_rows
@@ -70,17 +72,18 @@ STAGES_OF: Mapping[str | None, tuple[Trait, ...]] = {
 @dataclass(frozen=True)
 class WorkerPlan:
     """What a worker is built from. config: contains no "auto", because the engine has filled in the
-    platform's defaults. checkpoints: of the models. The first is the target, which answers
+    platform's defaults. checkpoint: of the target, which answers
     requests. vocabulary: reads the tokenizer's vocabulary. pooling: what is made of prompts; None =
     tokens are sampled. meeting: where the ranks of all engines meet, as `Place.address`; "" = they
-    do not."""
+    do not. draft: what the draft model is built from; None = there is none."""
 
     config: EngineConfig
     limits: Limits
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoint: Checkpoint
     vocabulary: Callable[[], "Vocabulary"]
     pooling: Pooling | None = None
     meeting: str = ""
+    draft: DraftSource | None = None
 
 
 def traits_of(pooling: Pooling | None, ranks: Ranks) -> tuple[Trait, ...]:
@@ -101,12 +104,12 @@ def part_of_group(group: KVGroup, specs: Mapping[int, KVCacheSpec]) -> KVGroup:
 
 
 class Worker:
-    """The order of calls is load → allocate → warm_up → run … → stop. models: the target first.
-    runners: one for each model, in the same order. extension_methods: the names that
-    `worker_extension_cls` has added. balance: moves experts between ranks; None = they stay."""
+    """The order of calls is load → allocate → warm_up → run … → stop. models: the target, and the
+    draft model if there is one. extension_methods: the names that `worker_extension_cls` has added.
+    balance: moves experts between ranks; None = they stay."""
 
     setup: WorkerSetup
-    runners: Sequence[ModelRunner] = ()
+    runner: ModelRunner | None = None
     replay: Replay | None = None
     extension_methods: frozenset[str] = frozenset()
     balance: ExpertBalance | None = None
@@ -136,17 +139,18 @@ class Worker:
             if config.max_loras
             else None
         )
-        end = 0
-        for checkpoint in self.plan.checkpoints:
-            model = LoadedModel(
-                self.setup,
-                checkpoint,
-                first_layer=end,
-                lora=None if self.models else lora,
-                layers=range(1) if config.mm_encoder_only else None,
-            )
-            self.models.append(model)
-            end = model.end_layer()
+        draft = self.plan.draft
+        target = LoadedModel(
+            self.setup,
+            self.plan.checkpoint,
+            lora=lora,
+            layers=range(1) if config.mm_encoder_only else None,
+            taps=draft.taps if draft is not None else (),
+            quantization=config.quantization,
+        )
+        self.models.append(target)
+        if draft is not None:
+            self.models.append(load_draft(self.setup, draft, target))
 
     def load(self) -> WorkerReady:
         """Take the device, build the models and load their weights. Raises ModelError, ConfigError
@@ -156,7 +160,7 @@ class Worker:
             for model in self.models:
                 free_bytes = self.setup.platform.memory().free_bytes
                 free_bytes *= self.setup.ranks.tensor.size  # each rank holds a share
-                check_memory(model.declared, model.checkpoint, self.config.quantization, free_bytes)
+                check_memory(model.declared, model.checkpoint, model.quantization, free_bytes)
                 model.load()
             if (eplb := eplb_config(self.config)) is not None:
                 layers = [layer for model in self.models for layer in model.layers]
@@ -169,7 +173,7 @@ class Worker:
                 for model in self.models:
                     model.calculate_scales()
                 self._try(prompt)
-                self.runners = ()
+                self.runner = None
             return WorkerReady(
                 self.rank,
                 specs,
@@ -189,42 +193,43 @@ class Worker:
         self._bind(plan, memory.allocate(plan, platform.zeros))
         platform.memory(reset_peak=True)
         self._try(memory.largest_batch(self.limits, len(plan.groups)))
-        kept = self.runners[0].kept_rows_bytes()
-        self.runners = ()
+        kept = self.running.kept_rows_bytes()
+        self.runner = None
         numbers = platform.memory()
         others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
         share = int(numbers.total_bytes * self.config.gpu_memory_utilization)
         return max(0, share - others - numbers.peak_bytes - kept)
 
     def _bind(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]], **parts: Any) -> None:
-        """Bind all models to this memory of the KV cache, and make their runners. parts: more parts
-        of the target's runner."""
+        """Bind all models to this memory of the KV cache, and make the runner. parts: more parts of
+        it."""
         setup = self.setup
         pooling = self.plan.pooling
-        parts["pooler"] = make_pooler(setup, pooling)
-        parts["traits"] = traits_of(pooling, setup.ranks)
-        runners: list[ModelRunner] = []
         for model in self.models:
             model.bind(plan, views)
-            common = RunnerParts(
-                loaded=model,
+        self.runner = make_runner(
+            RunnerParts(
+                loaded=self.models[0],
                 plan=plan,
                 views=views,
                 sampler=make_sampler(setup, self._vocabulary),
                 device=setup.device.name,
                 limits=self.limits,
                 copies=setup.platform.copies(),
+                proposer=proposer_of(setup),
+                draft=self.models[1] if self.plan.draft is not None else None,
+                pooler=make_pooler(setup, pooling),
+                traits=traits_of(pooling, setup.ranks),
                 next_stage=setup.ranks.after,
+                **parts,
             )
-            runners.append(make_runner(common if runners else replace(common, **parts)))
-        self.runners = runners
+        )
 
     def _try(self, *steps: Batch) -> None:
         """Run steps, in which what plugins return is checked."""
-        for runner in self.runners:
-            with checked(runner):
-                for batch in steps:
-                    runner.run(batch)()
+        with checked(self.running):
+            for batch in steps:
+                self.running.run(batch)()
 
     def allocate(self, kv_plan: KVPlan) -> None:
         """Take the KV memory, bind every layer and make the runners. Earlier recordings are
@@ -240,7 +245,6 @@ class Worker:
         self._bind(
             kv_plan,
             views,
-            proposer=make_proposer(self.setup),
             connectors=make_connectors(self.setup, kv_plan, views),
             shared_rows=make_shared_rows(self.models[0]),
         )
@@ -263,12 +267,11 @@ class Worker:
         else:
             self.replay = replay
             refusals = []
-            for runner in self.runners:
-                model = runner.parts.loaded
+            for model in self.models:
                 with blame(model.entry.id, self.registry.modules):
                     refusals += model.record(replay)
-                    for batch in steps:
-                        runner.run(batch)()
+            for batch in steps:
+                self.running.run(batch)()
             if refusals:
                 log.info("not replayed: %s", "; ".join(refusals))
         unmade = Decision("kernel", None, key=RECORDER)
@@ -289,9 +292,9 @@ class Worker:
 
     @property
     def running(self) -> ModelRunner:
-        """Return the target's runner, which exists after `allocate`."""
-        assert self.runners, "call allocate() before the first step"
-        return self.runners[0]
+        """Return the runner, which exists after `allocate`."""
+        assert self.runner is not None, "call allocate() before the first step"
+        return self.runner
 
     @property
     def model(self) -> Any:
@@ -417,9 +420,9 @@ class Worker:
         took of the device is given back at once, because another engine may start there."""
         if "adapters" in vars(self):
             self.adapters.close()
-        for connector in self.running.parts.connectors.values() if self.runners else ():
+        for connector in self.running.parts.connectors.values() if self.runner else ():
             connector.close()
-        if self.runners and (shared := self.running.parts.shared_rows) is not None:
+        if self.runner and (shared := self.running.parts.shared_rows) is not None:
             shared.connector.close()
         if self.replay is not None:
             self.replay.reset()

@@ -98,6 +98,7 @@ class KVCache:
         self._nothing: NewBlocks = tuple([] for _ in self.rules)
         self._blocks: dict[str, RequestBlocks] = {}
         self._copies: list[tuple[str, Copy]] = []
+        self._more = (limits.stored_drafts, 0) if limits.stored_drafts else (0,)
 
     # --- queries ----------------------------------------------------------------------------------
 
@@ -274,7 +275,18 @@ class KVCache:
         hit: a prefix to share, given only in the first call for a request. num_computed_tokens: in
         the first call, how many tokens are computed before the step (the hit, and what a connector
         loads). Blocks that later tokens do not read are not allocated for them.
+
+        If blocks are not short, there is also room for the tokens that a draft model stores.
         """
+        for more in self._more:
+            new = self._allocate(request, num_tokens + more, hit, num_computed_tokens)
+            if new is not None:
+                return new
+        return None
+
+    def _allocate(
+        self, request: Request, num_tokens: int, hit: PrefixHit | None, num_computed_tokens: int
+    ) -> NewBlocks | None:
         blocks = self._blocks.get(request.key)
         if blocks is not None:
             if num_tokens <= blocks.capacity:

@@ -1,0 +1,135 @@
+"""Drafts of a model that computes one token after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pegboard.interfaces.draft import ComputedTokens, Drafts, DraftSetup, DraftStep, Forwards
+from pegboard_drafts.lengths import DraftLengths
+
+NONE = np.zeros(0, np.int32)
+
+
+class ChainProposer:
+    """Implements `pegboard.interfaces.draft.DraftProposer`. Each draft token is the most likely one
+    after those before it. A subclass says what the draft model computes of the target's step."""
+
+    def __init__(self, setup: DraftSetup) -> None:
+        assert setup.forwards is not None, "the plugin's spec has a source"
+        self.forwards: Forwards = setup.forwards
+        self._lengths = DraftLengths(setup)
+        model = setup.forwards.model
+        self._gives = hasattr(model, "start")
+        self._token_ids: Tensor | None = getattr(model, "token_ids", None)
+
+    def add(self, row: int, token_ids: np.ndarray) -> None:
+        """See `DraftProposer.add`."""
+        self._lengths.add(row)
+
+    def remove(self, rows: np.ndarray) -> None:
+        """See `DraftProposer.remove`."""
+
+    def propose(self, step: DraftStep) -> Drafts:
+        """See `DraftProposer.propose`."""
+        assert step.computed is not None, "the plugin's spec has a source"
+        lengths = np.array([len(text) for text in step.history], np.int64)
+        room = self.forwards.room(step.rows) - lengths + 1
+        wanted = np.array(self._lengths.wanted(step), np.int64)
+        counts = np.clip(wanted, 0, room) if len(room) else wanted
+        hidden, positions = self.follow(step, step.computed, counts, lengths)
+        proposals = self._extend(step.rows, positions, counts, hidden)
+        return Drafts(self._lengths.cut(step, proposals))
+
+    def follow(
+        self, step: DraftStep, computed: ComputedTokens, counts: np.ndarray, lengths: np.ndarray
+    ) -> tuple[Tensor, np.ndarray]:
+        """Compute what the target has computed. Returns the hidden states [S, size] that the first
+        draft of each row comes from, and the position [S] at which that is computed. counts: [S],
+        how many drafts each row gets. lengths: [S], of the histories."""
+        raise NotImplementedError
+
+    def _extend(
+        self, rows: np.ndarray, positions: np.ndarray, counts: np.ndarray, hidden: Tensor
+    ) -> list[np.ndarray]:
+        """Return the drafts of each row: the first comes from its hidden states."""
+        if not counts.any():
+            return [NONE] * len(rows)
+        order = np.argsort(-counts, kind="stable")  # rows that need fewer drafts leave at the end
+        rows = rows[order]
+        positions = positions[order]
+        sizes = [int((counts > depth).sum()) for depth in range(int(counts.max()))]
+        hidden = hidden[torch.from_numpy(order[: sizes[0]]).to(hidden.device)]
+        logits = self.forwards.logits(hidden)
+        tokens = [self._best(logits)]
+        for depth, size in enumerate(sizes[1:]):
+            given = hidden[:size] if self._gives else None
+            hidden, logits = self.forwards.next(
+                rows[:size], positions[:size] + depth, tokens[-1][:size], given
+            )
+            tokens.append(self._best(logits))
+        columns = torch.cat(tokens).cpu().numpy().astype(np.int32)
+        ends = np.cumsum([0, *sizes])
+        proposals = [NONE] * len(rows)
+        for place, row in enumerate(order[: sizes[0]].tolist()):
+            proposals[row] = columns[ends[: counts[row]] + place]
+        return proposals
+
+    def _best(self, logits: Tensor) -> Tensor:
+        best = logits.argmax(-1)
+        return best if self._token_ids is None else self._token_ids[best]
+
+
+class StatesProposer(ChainProposer):
+    """The draft model gets the target's hidden states with each token: at position p those of the
+    target there, and the token after it (EAGLE: Li et al. 2024, "EAGLE: speculative sampling
+    requires rethinking feature uncertainty")."""
+
+    def follow(
+        self, step: DraftStep, computed: ComputedTokens, counts: np.ndarray, lengths: np.ndarray
+    ) -> tuple[Tensor, np.ndarray]:
+        """See `ChainProposer.follow`."""
+        given = self.forwards.model.start(*computed.hidden)
+        hidden = self.forwards.tokens(
+            computed.rows, computed.starts, computed.counts, given, ahead=1
+        )
+        last = np.cumsum(computed.counts)[computed.samples] - 1
+        return hidden[torch.from_numpy(last).to(hidden.device)], lengths - 1
+
+
+class TokensProposer(ChainProposer):
+    """The draft model is a model like the target, and reads only tokens (Leviathan, Kalman, Matias
+    2023, "Fast inference from transformers via speculative decoding")."""
+
+    def __init__(self, setup: DraftSetup) -> None:
+        super().__init__(setup)
+        self._stored = np.full(setup.limits.max_num_seqs, -1)
+        self._drafted = np.zeros(setup.limits.max_num_seqs, np.int64)
+
+    def add(self, row: int, token_ids: np.ndarray) -> None:
+        """See `DraftProposer.add`."""
+        super().add(row, token_ids)
+        self._stored[row] = -1
+        self._drafted[row] = 0
+
+    def follow(
+        self, step: DraftStep, computed: ComputedTokens, counts: np.ndarray, lengths: np.ndarray
+    ) -> tuple[Tensor, np.ndarray]:
+        """See `ChainProposer.follow`. The keys and values of drafts that were right are kept."""
+        self._stored[step.rows] += np.minimum(step.num_new - 1, self._drafted[step.rows])
+        self._drafted[step.rows] = np.maximum(counts - 1, 0)
+        stored = self._stored[computed.rows]
+        starts = np.where(stored < 0, computed.starts, stored)
+        stops = computed.starts + computed.counts
+        stops[computed.samples] += counts > 0  # the token that was sampled
+        self._stored[computed.rows] = stops
+        has = stops > starts
+        if not has.any():
+            return torch.empty(0), lengths
+        rows = computed.rows[has]
+        hidden = self.forwards.tokens(rows, starts[has], (stops - starts)[has])
+        ends = np.zeros(len(has), np.int64)
+        ends[has] = np.cumsum((stops - starts)[has]) - 1
+        last = np.maximum(ends[computed.samples], 0)
+        return hidden[torch.from_numpy(last).to(hidden.device)], lengths

@@ -1,0 +1,144 @@
+"""The forwards of a draft model, in the rows and the blocks of the target's requests."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from pegboard.config.limits import Limits
+from pegboard.interfaces.attention import KVPlan
+from pegboard.interfaces.draft import DraftSource
+from pegboard.interfaces.platform import Copies
+from pegboard.worker.loaded_model import LoadedModel
+from pegboard.worker.parts import WorkerSetup
+from pegboard.worker.stages import TRAITS
+from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
+
+
+def draft_limits(limits: Limits) -> Limits:
+    """Return the limits of the draft model's steps. A step has the tokens of the target's, and one
+    more in each row."""
+    most = limits.max_num_batched_tokens + limits.max_num_seqs
+    return replace(limits, max_num_batched_tokens=most)
+
+
+def load_draft(setup: WorkerSetup, source: DraftSource, target: LoadedModel) -> LoadedModel:
+    """Build the draft model without weights. Its layers come after the target's in the KV cache."""
+    return LoadedModel(
+        replace(setup, limits=draft_limits(setup.limits)),
+        source.checkpoint,
+        first_layer=target.end_layer(),
+        quantization=setup.config.spec_quantization,
+        target=target.model,
+    )
+
+
+class DraftForwards:
+    """Implements `pegboard.interfaces.draft.Forwards`. state: of the target's rows."""
+
+    def __init__(
+        self, loaded: LoadedModel, plan: KVPlan, state: RowState, limits: Limits, copies: Copies | None
+    ) -> None:
+        self.model = loaded.model
+        self._loaded = loaded
+        self._last_id = limits.vocab_size - 1
+        # the same tokens and block tables, without what only the target's model declares
+        state = copy.copy(state)
+        state.declared = {}
+        state.visible = None
+        self._state = state
+        layers = loaded.kv_specs()
+        self._groups = [
+            index for index, group in enumerate(plan.groups) if layers.keys() & {*group.layers}
+        ]
+        self._sizes = [plan.groups[index].block_size for index in self._groups]
+        self._inputs = InputBuilder(
+            plan,
+            max_tokens=draft_limits(limits).max_num_batched_tokens,
+            max_rows=limits.max_num_seqs,
+            state=state,
+            device=loaded.setup.device.name,
+            context=loaded.setup.ranks.context,
+            copies=copies,
+        )
+        # a model without layers has only heads
+        self._stages = loaded.connect(self._inputs, TRAITS if layers else ("logits",))
+        self._ids = self._inputs.to_embed[0].on_device
+
+    def room(self, rows: np.ndarray) -> np.ndarray:
+        """See `Forwards.room`."""
+        state = self._state
+        tokens = [
+            state.num_blocks[index][rows] * size
+            for index, size in zip(self._groups, self._sizes, strict=True)
+        ]
+        return np.minimum.reduce(tokens)
+
+    def tokens(
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        hidden: Tensor | None = None,
+        *,
+        ahead: int = 0,
+    ) -> Tensor:
+        """See `Forwards.tokens`."""
+        recording = self._stages.find("forward", int(counts.sum()))
+        inputs = self._begin(rows, starts, counts, recording, hidden, ahead=ahead)
+        return self._stages.forward(recording, inputs)
+
+    def next(
+        self,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        token_ids: Tensor,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Forwards.next`."""
+        num_rows = len(rows)
+        recording = self._stages.find("decode", num_rows)
+        ones = self._inputs.one_each[1:2].repeat(num_rows)
+        inputs = self._begin(rows, positions, ones, recording, hidden)
+        self._ids[:num_rows].copy_(token_ids)
+        if recording is not None:
+            return self._stages.decode(recording, num_rows)
+        states = self._stages.forward(None, inputs)
+        return states, self._stages.logits(states)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Forwards.logits`."""
+        return self._stages.logits(hidden)
+
+    def _begin(
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        recording: Any,
+        hidden: Tensor | None,
+        *,
+        ahead: int = 0,
+    ) -> StepInputs:
+        """Fill the buffers, and give the step to the attention backends."""
+        builder = self._inputs
+        if builder.copies is not None:
+            builder.take_turns(builder.copies)
+        token_rows, _ = builder.fill(rows, counts, starts, ahead=ahead)
+        num_tokens = len(token_rows)
+        ids = builder.input_ids.array[:num_tokens]
+        np.minimum(ids, self._last_id, out=ids)  # placeholders of items may be larger
+        padded = recording.size if recording is not None and self._stages.pads else 0
+        inputs = builder.send(len(rows), num_tokens, padded)
+        if hidden is not None:
+            assert self._loaded.given is not None, "the model has declared what it is given"
+            self._loaded.given[:num_tokens].copy_(hidden)
+        self._loaded.plan(inputs)
+        return inputs

@@ -1,0 +1,1 @@
+"""Draft plugin `draft_model`: proposes the tokens of a smaller model."""
