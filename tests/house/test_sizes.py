@@ -25,20 +25,20 @@ from members import (
 CEILINGS = {
     ".": 305,
     "cli": 345,
-    "config": 695,
+    "config": 705,
     "data": 775,
     "engine": 2115,
     "engine/boundary": 695,
     "engine/grammar": 470,
-    "engine/kv": 760,
+    "engine/kv": 765,
     "engine/metrics": 275,
     "front": 1835,
-    "interfaces": 1350,
-    "layers": 1145,
+    "interfaces": 1375,
+    "layers": 1150,
     "ops": 395,
-    "plan": 840,
+    "plan": 885,
     "plugins": 1170,
-    "worker": 2515,
+    "worker": 2645,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ from torch import Tensor
 
 from pegboard import LLM, SamplingParams
 from pegboard.data.batch import Batch, StepOutput
-from pegboard.engine import build
 from pegboard.errors import ModelError
 from pegboard.worker import worker as worker_module
 from pegboard.worker.loaded_model import LoadedModel
+from pegboard.worker.model_runner import ModelRunner
 from pegboard.worker.worker import Worker
 
 pytestmark = pytest.mark.one_rank
@@ -86,7 +85,10 @@ def test_taps(
     with open_llm(reference.directory, **settings) as llm:
         plain = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     depths = (0, 2, NUM_LAYERS)
-    tapped = partial(LoadedModel, taps=depths)
+
+    def tapped(*given: Any, **more: Any) -> LoadedModel:
+        return LoadedModel(*given, **{**more, "taps": depths})
+
     monkeypatch.setattr(worker_module, "LoadedModel", tapped)
     rows: dict[int, list[Tensor]] = {}
     run = Worker.run
@@ -133,16 +135,21 @@ def test_two_parts_compute_what_the_whole_does(
     settings: dict[str, Any] = {"enforce_eager": True, **OVERRIDES.get(name, {})}
     with open_llm(reference.directory, **settings) as llm:
         expected = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-    make = build._worker_plan
+    declare = Worker.declare
     run = Worker.run
-    parts = iter([range(first, NUM_LAYERS), range(first)])
+    parts = [range(first, NUM_LAYERS), range(first)]
+    runners: list[ModelRunner] = []
 
     def part(*given: Any, **more: Any) -> LoadedModel:
-        return LoadedModel(*given, **{**more, "layers": next(parts)})
+        return LoadedModel(*given, **{**more, "layers": parts[0]})
 
-    def plan(*given: Any) -> Any:
-        made = make(*given)
-        return replace(made, checkpoints=made.checkpoints * 2)
+    def declare_both(worker: Worker) -> None:
+        declare(worker)
+        end = worker.models[0].end_layer()
+        checkpoint = worker.plan.checkpoint
+        worker.models.append(
+            LoadedModel(worker.setup, checkpoint, first_layer=end, layers=parts[1])
+        )
 
     def run_both(worker: Worker, batch: Batch, masks: Any = None) -> Callable[[], StepOutput]:
         last, earlier = worker.models
@@ -152,13 +159,15 @@ def test_two_parts_compute_what_the_whole_does(
             states.append(forward(earlier.model, *given)) or (states[0])
         )
         last.model.embed = lambda *ids: states[0]
-        worker.runners[1].run(batch)()
+        if not runners:
+            runners.append(ModelRunner(replace(worker.running.parts, loaded=earlier)))
+        runners[0].run(batch)()
         done = run(worker, batch, masks)()
-        worker.runners[1].state.token_ids[:] = worker.runners[0].state.token_ids
+        runners[0].state.token_ids[:] = worker.running.state.token_ids
         return lambda: done
 
     monkeypatch.setattr(worker_module, "LoadedModel", part)
-    monkeypatch.setattr(build, "_worker_plan", plan)
+    monkeypatch.setattr(Worker, "declare", declare_both)
     monkeypatch.setattr(Worker, "run", run_both)
     with open_llm(reference.directory, enable_prefix_caching=False, **settings) as llm:
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)

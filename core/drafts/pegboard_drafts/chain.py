@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,13 +14,28 @@ from pegboard_drafts.lengths import DraftLengths
 NONE = np.zeros(0, np.int32)
 
 
+class Follows(Protocol):
+    """What the draft model computes of the target's steps."""
+
+    def add(self, row: int) -> None:
+        """A request in this row starts or resumes."""
+
+    def __call__(
+        self, step: DraftStep, computed: ComputedTokens, counts: np.ndarray, lengths: np.ndarray
+    ) -> tuple[Tensor, np.ndarray]:
+        """Compute what the target has computed. Returns the hidden states [S, size] that the first
+        draft of each row comes from, and the position [S] at which that is computed. counts: [S],
+        how many drafts each row gets. lengths: [S], of the histories."""
+
+
 class ChainProposer:
     """Implements `pegboard.interfaces.draft.DraftProposer`. Each draft token is the most likely one
-    after those before it. A subclass says what the draft model computes of the target's step."""
+    after those before it."""
 
-    def __init__(self, setup: DraftSetup) -> None:
+    def __init__(self, setup: DraftSetup, follow: Follows) -> None:
         assert setup.forwards is not None, "the plugin's spec has a source"
         self.forwards: Forwards = setup.forwards
+        self._follow = follow
         self._lengths = DraftLengths(setup)
         model = setup.forwards.model
         self._gives = hasattr(model, "start")
@@ -27,6 +44,7 @@ class ChainProposer:
     def add(self, row: int, token_ids: np.ndarray) -> None:
         """See `DraftProposer.add`."""
         self._lengths.add(row)
+        self._follow.add(row)
 
     def remove(self, rows: np.ndarray) -> None:
         """See `DraftProposer.remove`."""
@@ -38,17 +56,9 @@ class ChainProposer:
         room = self.forwards.room(step.rows) - lengths + 1
         wanted = np.array(self._lengths.wanted(step), np.int64)
         counts = np.clip(wanted, 0, room) if len(room) else wanted
-        hidden, positions = self.follow(step, step.computed, counts, lengths)
+        hidden, positions = self._follow(step, step.computed, counts, lengths)
         proposals = self._extend(step.rows, positions, counts, hidden)
         return Drafts(self._lengths.cut(step, proposals))
-
-    def follow(
-        self, step: DraftStep, computed: ComputedTokens, counts: np.ndarray, lengths: np.ndarray
-    ) -> tuple[Tensor, np.ndarray]:
-        """Compute what the target has computed. Returns the hidden states [S, size] that the first
-        draft of each row comes from, and the position [S] at which that is computed. counts: [S],
-        how many drafts each row gets. lengths: [S], of the histories."""
-        raise NotImplementedError
 
     def _extend(
         self, rows: np.ndarray, positions: np.ndarray, counts: np.ndarray, hidden: Tensor
@@ -81,15 +91,22 @@ class ChainProposer:
         return best if self._token_ids is None else self._token_ids[best]
 
 
-class StatesProposer(ChainProposer):
+class FollowStates:
     """The draft model gets the target's hidden states with each token: at position p those of the
     target there, and the token after it (EAGLE: Li et al. 2024, "EAGLE: speculative sampling
     requires rethinking feature uncertainty")."""
 
-    def follow(
+    def __init__(self, setup: DraftSetup) -> None:
+        assert setup.forwards is not None, "the plugin's spec has a source"
+        self.forwards: Forwards = setup.forwards
+
+    def add(self, row: int) -> None:
+        """See `Follows.add`."""
+
+    def __call__(
         self, step: DraftStep, computed: ComputedTokens, counts: np.ndarray, lengths: np.ndarray
     ) -> tuple[Tensor, np.ndarray]:
-        """See `ChainProposer.follow`."""
+        """See `Follows`."""
         given = self.forwards.model.start(*computed.hidden)
         hidden = self.forwards.tokens(
             computed.rows, computed.starts, computed.counts, given, ahead=1
@@ -98,25 +115,26 @@ class StatesProposer(ChainProposer):
         return hidden[torch.from_numpy(last).to(hidden.device)], lengths - 1
 
 
-class TokensProposer(ChainProposer):
+class FollowTokens:
     """The draft model is a model like the target, and reads only tokens (Leviathan, Kalman, Matias
-    2023, "Fast inference from transformers via speculative decoding")."""
+    2023, "Fast inference from transformers via speculative decoding"). It keeps the keys and values
+    of drafts that were right."""
 
     def __init__(self, setup: DraftSetup) -> None:
-        super().__init__(setup)
+        assert setup.forwards is not None, "the plugin's spec has a source"
+        self.forwards: Forwards = setup.forwards
         self._stored = np.full(setup.limits.max_num_seqs, -1)
         self._drafted = np.zeros(setup.limits.max_num_seqs, np.int64)
 
-    def add(self, row: int, token_ids: np.ndarray) -> None:
-        """See `DraftProposer.add`."""
-        super().add(row, token_ids)
+    def add(self, row: int) -> None:
+        """See `Follows.add`."""
         self._stored[row] = -1
         self._drafted[row] = 0
 
-    def follow(
+    def __call__(
         self, step: DraftStep, computed: ComputedTokens, counts: np.ndarray, lengths: np.ndarray
     ) -> tuple[Tensor, np.ndarray]:
-        """See `ChainProposer.follow`. The keys and values of drafts that were right are kept."""
+        """See `Follows`."""
         self._stored[step.rows] += np.minimum(step.num_new - 1, self._drafted[step.rows])
         self._drafted[step.rows] = np.maximum(counts - 1, 0)
         stored = self._stored[computed.rows]

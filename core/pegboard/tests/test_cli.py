@@ -91,6 +91,9 @@ def test_every_setting_has_a_flag_that_sets_it(setting, style):
         "spec_tokens": drafts[:2],
         "spec_adaptive": drafts,
         "spec_max_rows": drafts,
+        "spec_model": drafts,
+        "spec_revision": [*drafts, "--spec-model", "x"],
+        "spec_quantization": [*drafts, "--spec-model", "x"],
         "target_itl_ms": [],
         **dict.fromkeys(
             ("data_parallel_size_local", "data_parallel_start_rank", "data_parallel_rank"),

@@ -66,7 +66,7 @@ def make_worker(tmp_path: Path, limits: Limits = LIMITS, **settings: object) -> 
     config = msgspec.structs.replace(EngineConfig(), **given)
     worker = Worker(
         fake_worker_registry(GPU),
-        WorkerPlan(config, limits, (tiny_checkpoint(tmp_path),), lambda: None),
+        WorkerPlan(config, limits, tiny_checkpoint(tmp_path), lambda: None),
         Place(),
     )
     worker.ready = worker.load()  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from pegboard.interfaces.attention import AttentionInputs, KVCacheSpec, KVGroup,
 from pegboard.interfaces.draft import Drafts, DraftStep
 from pegboard.interfaces.sampler import Sampled, SampleStep
 from pegboard.worker import endings, model_runner
-from pegboard.worker.endings import SampleAndDraft
+from pegboard.worker.drafting import SampleAndDraft
 from pegboard.worker.memory import allocate
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
 from pegboard_testing.bound_model import BoundModel
@@ -182,7 +182,7 @@ def make_runner(max_drafts: int, max_draft_rows: int = 3) -> ModelRunner:
                 max_drafts=max_drafts,
                 max_draft_rows=max_draft_rows,
             ),
-            proposer=RepeatDraft() if max_drafts else None,
+            proposer=(lambda forwards: RepeatDraft()) if max_drafts else None,
         )
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ class Receive:
         self._collective = collective
         self._inputs = inputs
         self._buffer: Tensor | None = None
-        self.tensors: list[Tensor] = []
+        self.tensors: Sequence[Tensor] = ()
 
     def one(self) -> Tensor:
         assert self._buffer is not None, "a first step has been received"

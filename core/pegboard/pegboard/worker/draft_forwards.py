@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
-import torch
 from torch import Tensor
 
 from pegboard.config.limits import Limits
@@ -44,7 +41,12 @@ class DraftForwards:
     """Implements `pegboard.interfaces.draft.Forwards`. state: of the target's rows."""
 
     def __init__(
-        self, loaded: LoadedModel, plan: KVPlan, state: RowState, limits: Limits, copies: Copies | None
+        self,
+        loaded: LoadedModel,
+        plan: KVPlan,
+        state: RowState,
+        limits: Limits,
+        copies: Copies | None,
     ) -> None:
         self.model = loaded.model
         self._loaded = loaded

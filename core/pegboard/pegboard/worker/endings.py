@@ -3,19 +3,15 @@ stage. A runner is built with one of these endings."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from pegboard.config.limits import Limits
 from pegboard.data.batch import BAD_LOGITS, CSR, Batch, NewRequest, StepOutput, TokenMasks
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.errors import expect
-from pegboard.interfaces.draft import ComputedTokens, DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.platform import Copies
 from pegboard.interfaces.pooler import Pooler, PoolStep
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
@@ -161,91 +157,6 @@ class SampleOnHost(Ending):
     def sampled(self, inputs: StepInputs, tokens: np.ndarray, counts: np.ndarray) -> None:
         """Note the tokens in the rows' history. tokens: [rows, most], counts: [rows]."""
         self.inputs.state.append_tokens(inputs.sample_rows, tokens, counts)
-
-
-class SampleAndDraft(SampleOnHost):
-    """Also asks a draft plugin for the next step's drafts, after steps that have sampled."""
-
-    def __init__(
-        self,
-        sampler: Sampler,
-        stages: Stages,
-        inputs: InputBuilder,
-        copies: Copies | None,
-        proposer: DraftProposer,
-        limits: Limits,
-    ) -> None:
-        super().__init__(sampler, stages, inputs, copies)
-        self.proposer = proposer
-        self.limits = limits
-
-    def add(self, new: NewRequest) -> None:
-        super().add(new)
-        self.proposer.add(new.row, new.token_ids)
-
-    def remove(self, rows: np.ndarray) -> None:
-        super().remove(rows)
-        self.proposer.remove(rows)
-
-    def end(self, step: Step) -> Callable[[], StepOutput]:
-        wait = super().end(step)
-        started = time.perf_counter()
-        if len(step.inputs.sample_rows):
-            step.output.draft_token_ids = self.propose(step.inputs, step.output.token_ids)
-        self.draft_s = time.perf_counter() - started
-        return wait
-
-    def propose(
-        self, inputs: StepInputs, sampled: CSR, computed: ComputedTokens | None = None
-    ) -> CSR:
-        """Ask the draft plugin for the next step's proposals, and keep them."""
-        state = self.inputs.state
-        rows = inputs.sample_rows
-        most = self.limits.max_drafts if len(rows) <= self.limits.max_draft_rows else 0
-        step = DraftStep(
-            rows=rows,
-            history=[state.token_ids[row, : state.num_tokens[row]] for row in rows],
-            max_drafts=np.clip(self.limits.max_model_len - state.num_tokens[rows] - 1, 0, most),
-            num_verified=np.diff(inputs.offsets) - 1,
-            num_new=np.diff(sampled.offsets),
-            computed=computed,
-        )
-        drafts = expect(self.proposer.propose(step), Drafts, self.proposer, "propose")
-        state.proposals.update(zip(rows.tolist(), drafts.token_ids, strict=True))
-        return CSR.of(drafts.token_ids)
-
-
-class SampleAndFollow(SampleAndDraft):
-    """Asks a draft plugin with a model, which computes all tokens that the target computes."""
-
-    def end(self, step: Step) -> Callable[[], StepOutput]:
-        num_tokens = step.inputs.num_tokens
-        # a copy, because the logits may be a recording, which overwrites what others returned
-        hidden = self.stages.taps or (step.hidden[:num_tokens].clone(),)
-        wait = SampleOnHost.end(self, step)
-        started = time.perf_counter()
-        output = step.output
-        computed = self.computed(step, output.token_ids, hidden)
-        proposals = self.propose(step.inputs, output.token_ids, computed)
-        if len(step.inputs.sample_rows):
-            output.draft_token_ids = proposals
-        self.draft_s = time.perf_counter() - started
-        return wait
-
-    def computed(self, step: Step, sampled: CSR, hidden: Sequence[Tensor]) -> ComputedTokens:
-        """Return the tokens of the step that stay."""
-        batch = step.batch
-        starts = step.inputs.query_start_loc[:-1]
-        counts = batch.num_scheduled_tokens.astype(np.int64)
-        if step.inputs.draft_token_ids is not None:
-            counts[batch.samples] -= np.diff(step.inputs.offsets) - np.diff(sampled.offsets)
-            ends = np.cumsum(counts)
-            places = np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)
-            index = torch.from_numpy(places).to(hidden[0].device)
-            hidden = [states[index] for states in hidden]
-        return ComputedTokens(
-            batch.rows, step.inputs.starts, counts, batch.samples, tuple(hidden)
-        )
 
 
 class SampleOnDevice(SampleOnHost):

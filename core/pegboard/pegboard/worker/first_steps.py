@@ -13,7 +13,8 @@ from pegboard.errors import PegboardError, PluginFailure, blame, culprit
 from pegboard.interfaces.draft import Drafts
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer
 from pegboard.interfaces.sampler import Sampled
-from pegboard.worker.endings import SampleAndDraft, SampleOnHost
+from pegboard.worker.drafting import SampleAndDraft
+from pegboard.worker.endings import SampleOnHost
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.model_runner import ModelRunner
 

@@ -59,12 +59,13 @@ class LoadedModel:
 
     first_layer: added to the model's layer indices in the KV cache, which all models of a worker
     share. quantization: the user's choice for a plain checkpoint. lora: None = the model takes no
-    adapters. layers, taps, target: see `Build`. given: [most tokens of a step, width], what is
-    given with each token (see `DraftModel`).
+    adapters. layers, taps, target: see `Build`.
     """
 
     stages: Stages
     """Set by `connect`."""
+    given: Tensor | None = None
+    """[most tokens of a step, width], given with each token. None = the model is given nothing."""
 
     def __init__(
         self,
@@ -84,7 +85,6 @@ class LoadedModel:
         self.inputs: InputBuilder | None = None
         self.replaced: Checkpoint | None = None
         self.quantization = quantization
-        self.given: Tensor | None = None
         self.build = self._build(lora, layers, taps, target)
         self.model: Any
         self.entry, self.model = self._model(

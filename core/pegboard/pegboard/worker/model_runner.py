@@ -30,12 +30,11 @@ from pegboard.interfaces.pooler import Pooler
 from pegboard.interfaces.sampler import Sampler
 from pegboard.worker.borders import Sender
 from pegboard.worker.draft_forwards import DraftForwards
+from pegboard.worker.drafting import SampleAndDraft, SampleAndFollow
 from pegboard.worker.endings import (
     Ending,
     Masks,
     Pool,
-    SampleAndDraft,
-    SampleAndFollow,
     SampleOnDevice,
     SampleOnHost,
     Send,

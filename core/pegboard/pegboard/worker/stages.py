@@ -47,7 +47,8 @@ class Embed:
     def __init__(self, model: Any, inputs: InputBuilder, given: Tensor | None = None) -> None:
         self._model = model
         self._given = () if given is None else (given,)
-        self.tensors = [*(each.on_device for each in inputs.to_embed), *self._given]
+        ids = [each.on_device for each in inputs.to_embed]
+        self.tensors: Sequence[Tensor] = [*ids, *self._given]
 
     def one(self) -> Tensor:
         embedded = self._model.embed(*(each[:1] for each in self.tensors))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pegboard.interfaces.draft import DraftSetup
-from pegboard_drafts.chain import TokensProposer
+from pegboard_drafts.chain import ChainProposer, FollowTokens
 
 
-class ModelProposer(TokensProposer):
+class ModelProposer(ChainProposer):
     """Implements `pegboard.interfaces.draft.DraftProposer`."""
 
     def __init__(self, options: None, setup: DraftSetup) -> None:
-        super().__init__(setup)
+        super().__init__(setup, FollowTokens(setup))

@@ -29,7 +29,9 @@ class TargetIds(Layer):
         self.count = count
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        self.ids = PlainTensor({self.build.path: (0, self.count)}, (self.count,), self.build, "int64")
+        self.ids = PlainTensor(
+            {self.build.path: (0, self.count)}, (self.count,), self.build, "int64"
+        )
         return [WantedWeight(self.build.path, (self.count,))]
 
     def accept(self, piece: WeightPiece) -> None:

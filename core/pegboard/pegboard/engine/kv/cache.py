@@ -278,11 +278,11 @@ class KVCache:
 
         If blocks are not short, there is also room for the tokens that a draft model stores.
         """
-        for more in self._more:
-            new = self._allocate(request, num_tokens + more, hit, num_computed_tokens)
-            if new is not None:
-                return new
-        return None
+        tries = (
+            self._allocate(request, num_tokens + more, hit, num_computed_tokens)
+            for more in self._more
+        )
+        return next((blocks for blocks in tries if blocks is not None), None)
 
     def _allocate(
         self, request: Request, num_tokens: int, hit: PrefixHit | None, num_computed_tokens: int

@@ -1,0 +1,122 @@
+"""Drafts of models: what they propose is what these models say, and the output is that of plain
+decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draft_heads import METHODS, proposals, worker_of
+from test_drafts import MIXED, PROMPTS, compare, params, run
+from tiny_models import Reference, divide
+
+from pegboard import LLM
+
+COUNT = 3
+SETTINGS: dict[str, dict[str, Any]] = {
+    "recorded": {"block_size": 16},
+    "eager": {"block_size": 16, "enforce_eager": True},
+    "chunked": {"max_num_batched_tokens": 8, "max_num_seqs": 4},
+    "preempted": {"num_gpu_blocks_override": 29, "enable_prefix_caching": False},
+}
+
+
+@pytest.fixture(params=METHODS)
+def drafting(
+    request: pytest.FixtureRequest, write: Callable[..., Reference], tmp_path: Path
+) -> tuple[str, Reference, Any, Any]:
+    """The method's name, the target, the speculative config and what says the drafts."""
+    target = write("llama", num_hidden_layers=4)
+    config, head = METHODS[request.param](target, write, tmp_path)
+    config |= {"num_speculative_tokens": COUNT, "adaptive_length": False}
+    return request.param, target, config, head
+
+
+@pytest.mark.one_rank
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_output_is_that_of_plain_decoding(
+    drafting: Any, open_llm: Callable[..., LLM], name: str
+) -> None:
+    """With every parameter that changes what is sampled; and again with cached prefixes."""
+    method, target, config, head = drafting
+    engine = dict(SETTINGS[name])
+    if name == "preempted" and method in ("its own KV groups", "a window"):
+        engine["num_gpu_blocks_override"] = 49
+    plain = run(open_llm(target.directory, **engine), MIXED)
+    llm = open_llm(target.directory, speculative_config=config, disable_log_stats=False, **engine)
+    for _ in range(2):
+        with proposals(llm) as pairs:
+            compare(run(llm, MIXED), plain)
+        assert sum(len(ids) for _, ids in pairs) > 200
+        for tokens, ids in pairs[:: len(pairs) // 40]:
+            assert ids == head.drafts(tokens, len(ids)), (method, tokens)
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    is_preempted = metrics["vllm:num_preemptions"].value > 0
+    assert is_preempted == (name == "preempted")
+
+
+@pytest.mark.one_rank
+def test_a_draft_that_is_the_target_is_always_right(
+    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    target = write("llama")
+    config, _ = METHODS["itself"](target, write, tmp_path)
+    config |= {"num_speculative_tokens": COUNT, "adaptive_length": False}
+    llm = open_llm(target.directory, speculative_config=config, disable_log_stats=False)
+    for _ in range(2):  # with cached prefixes
+        run(llm, [params()] * len(PROMPTS))
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    proposed = metrics["vllm:spec_decode_num_draft_tokens"].value
+    assert metrics["vllm:spec_decode_num_accepted_tokens"].value == proposed > 100
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "itself"])
+def test_ranks_propose_alike(
+    write: Callable[..., Reference],
+    open_llm: Callable[..., LLM],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    method: str,
+) -> None:
+    target = write("llama", num_hidden_layers=4)
+    config, _ = METHODS[method](target, write, tmp_path)
+    plain = run(open_llm(target.directory), MIXED)
+    divide(monkeypatch, 2, 1)
+    config |= {"num_speculative_tokens": COUNT, "adaptive_length": False}
+    compare(run(open_llm(target.directory, speculative_config=config), MIXED), plain)
+
+
+@pytest.mark.one_rank
+def test_sleep_and_new_weights(drafting: Any, open_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    """Both models sleep; new weights are those of the target."""
+    method, target, config, head = drafting
+    sampling = [params()] * len(PROMPTS)
+    settings: dict[str, Any] = {"block_size": 16, "enable_prefix_caching": False}
+    plain = run(open_llm(target.directory, **settings), sampling)
+    with open_llm(
+        target.directory, speculative_config=config, enable_sleep_mode=True, **settings
+    ) as llm:
+        worker = worker_of(llm)
+        for level in (1, 2):
+            weights = [layer.holders() for model in worker.models for layer in model.layers]
+            tensors = [tensor for held in weights for each in held for tensor in each.tensors()]
+            before = [tensor.clone() for tensor in tensors]
+            llm.sleep(level=level)
+            llm.wake_up()
+            assert all(map(torch.equal, before, tensors))
+            compare(run(llm, sampling), plain)
+        with torch.no_grad():
+            for parameter in target.model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.1)
+        target.model.save_pretrained(tmp_path / "new")
+        plain = run(open_llm(tmp_path / "new", **settings), sampling)
+        llm.update_weights(str(tmp_path / "new"))
+        compare(run(llm, sampling), plain)
+        if method != "itself":  # which keeps the old weights
+            with proposals(llm) as pairs:
+                run(llm, sampling)
+            for tokens, ids in pairs[::7]:
+                assert ids == head.drafts(tokens, len(ids))
