@@ -76,7 +76,7 @@ def make_worker(
     config = msgspec.structs.replace(EngineConfig(), **given | settings)
     checkpoint = replace(tiny_checkpoint(path), architectures=("Qwen3ForCausalLM",), config=CONFIG)
     registry = fake_worker_registry(platform, family=family, others=entries)
-    worker = Worker(registry, WorkerPlan(config, LIMITS, (checkpoint,), lambda: None), Place())
+    worker = Worker(registry, WorkerPlan(config, LIMITS, checkpoint, lambda: None), Place())
     specs = worker.load().kv_specs
     worker.allocate(
         KVPlan((KVGroup(tuple(specs), specs[0], 4),), 20, specs[0].slot_bytes() * 4 * len(specs), 4)

@@ -3,10 +3,12 @@ decoding."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from draft_heads import METHODS, proposals, worker_of
@@ -14,6 +16,7 @@ from test_drafts import MIXED, PROMPTS, compare, params, run
 from tiny_models import Reference, divide
 
 from pegboard import LLM
+from pegboard_testing.contract_sampler import chi_square_fits
 
 COUNT = 3
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -120,3 +123,62 @@ def test_sleep_and_new_weights(drafting: Any, open_llm: Callable[..., LLM], tmp_
                 run(llm, sampling)
             for tokens, ids in pairs[::7]:
                 assert ids == head.drafts(tokens, len(ids))
+
+
+@pytest.mark.one_rank
+def test_all_drafts_of_the_target_itself_are_accepted_when_sampled(
+    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    """They are drawn with the probabilities with which they are verified. Drafts of rows with a
+    seed are not drawn."""
+    target = write("llama")
+    config, _ = METHODS["itself"](target, write, tmp_path)
+    config |= {"num_speculative_tokens": COUNT, "adaptive_length": False}
+    llm = open_llm(target.directory, speculative_config=config, disable_log_stats=False)
+    sampled = params(temperature=1.3, top_p=0.9, top_k=50, min_p=0.01, logprobs=None)
+    run(llm, [sampled] * len(PROMPTS))
+    counts = [
+        next(metric.value for metric in llm.get_metrics() if metric.name.endswith(name))
+        for name in ("num_draft_tokens", "num_accepted_tokens")
+    ]
+    assert counts[0] > 60 and counts[1] >= counts[0] - 1  # numbers may round to either side
+    run(llm, [params(temperature=1.3, seed=1)] * len(PROMPTS))
+    again = next(
+        metric.value for metric in llm.get_metrics() if metric.name.endswith("accepted_tokens")
+    )
+    assert again - counts[1] < 60
+
+
+@pytest.mark.one_rank
+@pytest.mark.parametrize("method", ["eagle3", "the KV group of the target"])
+def test_sampled_tokens_have_the_distribution_of_the_target(
+    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path, method: str
+) -> None:
+    """Of the second and the third token, which were verified. The head of eagle3 knows only some of
+    the tokens."""
+    target = write("llama", num_hidden_layers=4)
+    config, _ = METHODS[method](target, write, tmp_path)
+    config |= {"num_speculative_tokens": 2, "adaptive_length": False}
+    llm = open_llm(
+        target.directory, speculative_config=config, max_num_seqs=64, max_num_batched_tokens=256
+    )
+    allowed = [3, 4, 5, 6, 7]
+    sampled = params(temperature=0.8, n=64, max_tokens=4, logprobs=None, allowed_token_ids=allowed)
+    prompt = PROMPTS[3]
+    outputs = [
+        list(completion.token_ids)
+        for _ in range(40)
+        for completion in llm.generate([{"prompt_token_ids": prompt}], sampled, use_tqdm=False)[
+            0
+        ].outputs
+    ]
+    shares = torch.ones(1)
+    texts = [prompt]
+    for place in range(3):
+        logits = torch.stack([target.logprobs(text)[-1][allowed] for text in texts])
+        shares = (shares[:, None] * (logits / 0.8).softmax(-1)).flatten()
+        texts = [[*text, token] for text in texts for token in allowed]
+        ways = [tuple(text[len(prompt) :]) for text in texts]
+        counts = Counter(tuple(output[: place + 1]) for output in outputs)
+        numbers = np.array([counts[way] for way in ways])
+        assert chi_square_fits(numbers, shares.numpy()), (place, numbers, shares * len(outputs))

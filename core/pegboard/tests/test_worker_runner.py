@@ -18,7 +18,7 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import AttentionInputs, KVCacheSpec, KVGroup, KVPlan, KVTensor
 from pegboard.interfaces.draft import Drafts, DraftStep
 from pegboard.interfaces.sampler import Sampled, SampleStep
-from pegboard.worker import endings, model_runner
+from pegboard.worker import drafting, model_runner
 from pegboard.worker.drafting import SampleAndDraft
 from pegboard.worker.memory import allocate
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
@@ -386,7 +386,7 @@ def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatc
     ]
     for exponent, (owner, name) in enumerate(transfers + before + after):
         make_slow(owner, name, 1 << exponent)
-    for module in (model_runner, endings):
+    for module in (model_runner, drafting):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     times = runner.run(prompt_step(1, [1, 2], none))().times
     assert times.transfer_s == 0b111 and times.prepare_s == 0b1000 and times.plan_s == 0b10000

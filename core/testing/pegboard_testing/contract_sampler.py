@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from pegboard.data.batch import Logprobs, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
@@ -155,6 +156,18 @@ def tensor(array: Any, dtype: str) -> "Tensor":
     return torch.tensor(np.asarray(array), dtype=getattr(torch, dtype))
 
 
+DRAWN: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 1.7, "top_p": 0.8},
+    {"top_k": 4, "min_p": 0.1},
+    {"repetition_penalty": 1.5, "presence_penalty": 0.7},
+    {"logit_bias": {0: 1.0, 3: -2.0}, "temperature": 0.8},
+]
+NEEDS_HISTORY = {"repetition_penalty"}
+"""Parameters whose effect depends on the tokens before."""
+
+
 class SamplerContract:
     """Every sampler passes these. Override `sampler`, and `device` if it does not run on the
     CPU."""
@@ -181,12 +194,12 @@ class SamplerContract:
         rows: Sequence[int],
         drafts: Sequence[Sequence[int]] | None = None,
         masks: TokenMasks | None = None,
+        draft_probs: "Tensor | None" = None,
     ) -> Sampled:
-        """Run one step. logits: [N, V]. drafts: token ids per row."""
+        """Run one step. logits: [N, V]. drafts: token ids per row. draft_probs: of these ids."""
         lengths = [1 + len(d) for d in drafts] if drafts is not None else [1] * len(rows)
-        step = SampleStep(
-            np.array(rows, np.int32), np.cumsum([0, *lengths]).astype(np.int32), masks=masks
-        )
+        offsets = np.cumsum([0, *lengths]).astype(np.int32)
+        step = SampleStep(np.array(rows, np.int32), offsets, masks=masks, draft_probs=draft_probs)
         if drafts is not None:
             step.draft_token_ids = tensor([t for d in drafts for t in d], "int64").to(self.device)
         return sampler.sample(tensor(logits, "float32").to(self.device), step)
@@ -287,6 +300,57 @@ class SamplerContract:
                     second[token] += 1
         assert chi_square_fits(first, softmax(p0 / 0.8)), first
         assert second.sum() > 0 and chi_square_fits(second, softmax(p1 / 0.8)), second
+
+    @pytest.mark.parametrize("case", DRAWN, ids=str)
+    def test_drafts_that_are_drawn_are_lossless(self, case: dict[str, Any]) -> None:
+        """20,000 draws. The tokens are distributed as without drafts, and more drafts are accepted
+        than if each were the most likely one. A row with a seed gets the tokens that it gets
+        alone."""
+        rng = np.random.default_rng(4)
+        sampler = self.make(rows=256, vocab_size=6)
+        drawer: Any = sampler
+        if not hasattr(sampler, "draw_drafts"):
+            pytest.skip("the sampler draws no drafts")
+        (p0, p1, q0) = rng.normal(0, 1, (3, 6))
+        q0 = (p0 + q0) / 2
+        params = Params(max_tokens=None, **case)
+        for row in range(255):
+            self.add(sampler, row, params)
+        self.add(sampler, 255, Params(max_tokens=None, seed=5, **case))
+        alone = self.make(rows=1, vocab_size=6)
+        self.add(alone, 0, Params(max_tokens=None, seed=5, **case))
+        first = np.zeros(6)
+        second = np.zeros(6)
+        for _ in range(80):
+            rows = np.arange(256)
+            q = tensor(np.tile(q0, (256, 1)), "float32").to(self.device)
+            ids, probs = drawer.draw_drafts(q, rows)
+            assert probs is not None and not probs[255].any()
+            drafts = [[token] for token in ids.tolist()]
+            assert bool((probs.gather(1, ids[:, None])[:255] > 0).all())
+            sampled = self.run(
+                sampler, np.tile([p0, p1], (256, 1)), rows, drafts, draft_probs=probs
+            )
+            *drawn, seeded = self.tokens(sampled)
+            for chosen in drawn:
+                first[chosen[0]] += 1
+                for token in chosen[1:]:
+                    second[token] += 1
+            assert seeded == [
+                token
+                for logits in (p0, p1)[: len(seeded)]
+                for (token,) in self.tokens(self.run(alone, logits[None], [0]))
+            ]
+            if NEEDS_HISTORY & case.keys():  # which must not grow
+                for row in range(255):
+                    self.add(sampler, row, params)
+        expected = [processed_logits(logits, params, [1], []) for logits in (p0, p1)]
+        assert chi_square_fits(first, softmax(expected[0])), first
+        if not NEEDS_HISTORY & case.keys():
+            assert second.sum() > 0 and chi_square_fits(second, softmax(expected[1])), second
+        if not case:
+            usual = softmax(p0)[int(q0.argmax())] * first.sum()
+            assert second.sum() > 1.1 * usual, (second.sum(), usual)
 
     def test_greedy_drafts_are_accepted_while_they_are_the_argmax(self) -> None:
         rng = np.random.default_rng(3)

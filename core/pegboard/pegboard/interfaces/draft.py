@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pegboard.interfaces.spec import Need, Spec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from torch import Tensor
 
@@ -90,12 +92,15 @@ class Forwards(Protocol):
 @dataclass(frozen=True, slots=True)
 class DraftSetup:
     """is_adaptive: a proposer that is seldom right should propose less. fixed_tokens: see
-    `Device.fixed_tokens`. forwards: None = the proposer has no model."""
+    `Device.fixed_tokens`. forwards: None = the proposer has no model. draw: draws drafts, as
+    `DrawsDrafts.draw_drafts` of the sampler; None = the sampler cannot verify drafts that were
+    drawn."""
 
     limits: "Limits"
     is_adaptive: bool = True
     fixed_tokens: float = 1.0
     forwards: Forwards | None = None
+    draw: "Callable[[Tensor, np.ndarray], tuple[Tensor, Tensor | None]] | None" = None
 
 
 @dataclass(slots=True)
@@ -129,9 +134,11 @@ class DraftStep:
 
 @dataclass(slots=True)
 class Drafts:
-    """token_ids: at most max_drafts[i] proposals for each row; an empty array is allowed."""
+    """token_ids: at most max_drafts[i] proposals for each row; an empty array is allowed. probs:
+    [number of proposals, V], see `SampleStep.draft_probs`."""
 
     token_ids: "list[np.ndarray]"
+    probs: "Tensor | None" = None
 
 
 class DraftProposer(Protocol):

@@ -54,13 +54,15 @@ class SampleStep:
     one for each draft to verify, plus one.
 
     rows: int32 [B]. offsets: int32 [B+1]. draft_token_ids: int64 tensor [N − B] in row order, None
-    if no row has drafts. masks: grammar masks, if any.
+    if no row has drafts. masks: grammar masks, if any. draft_probs: [N − B, V], with which each
+    draft token was drawn; a row of zeros, or None = there was no chance in it.
     """
 
     rows: "np.ndarray"
     offsets: "np.ndarray"
     draft_token_ids: "Tensor | None" = None
     masks: "TokenMasks | None" = None
+    draft_probs: "Tensor | None" = None
 
 
 @dataclass(slots=True)
@@ -100,3 +102,13 @@ class Sampler(Protocol):
     def score(self, logits: "Tensor", targets: "Tensor", top: int) -> "Logprobs":
         """Return prompt logprobs of one chunk: from logits [n, V], the log-softmax of the targets
         [n] with their ranks, and the `top` best tokens (−1 = all)."""
+
+
+class DrawsDrafts(Protocol):
+    """An addition to the Sampler: it draws drafts, and verifies those that were drawn."""
+
+    def draw_drafts(self, logits: "Tensor", rows: "np.ndarray") -> "tuple[Tensor, Tensor | None]":
+        """Draw a draft token for each of rows [B] from the logits [B, V] of a draft model, which
+        may be changed in place. Returns the ids [B] and the probabilities [B, V] with which they
+        were drawn. A row of zeros, or None for all: the most likely token was taken. So it is for
+        greedy rows, and for rows with a seed, whose tokens must not depend on the drafts."""

@@ -68,7 +68,7 @@ class SampleAndDraft(SampleOnHost):
             computed=computed,
         )
         drafts = expect(self.proposer.propose(step), Drafts, self.proposer, "propose")
-        state.proposals.update(zip(rows.tolist(), drafts.token_ids, strict=True))
+        state.propose(rows, drafts.token_ids, drafts.probs)
         return CSR.of(drafts.token_ids)
 
 

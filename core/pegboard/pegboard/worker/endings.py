@@ -149,6 +149,7 @@ class SampleOnHost(Ending):
             inputs.offsets,
             inputs.draft_token_ids,
             step.masks() if step.masks else None,
+            inputs.draft_probs,
         )
         sampled = expect(self.sampler.sample(logits, wanted), Sampled, self.sampler, "sample")
         step.output.logprobs = sampled.logprobs

@@ -241,7 +241,9 @@ def make_pooler(setup: WorkerSetup, pooling: Pooling | None) -> Pooler | None:
     return setup.registry.build(decision.require(), PoolerSetup(pooling))
 
 
-def proposer_of(setup: WorkerSetup) -> Callable[[Forwards | None], DraftProposer] | None:
+def proposer_of(
+    setup: WorkerSetup, sampler: Sampler
+) -> Callable[[Forwards | None], DraftProposer] | None:
     """Return what builds the configured draft plugin, from the forwards of its model."""
     config = setup.config
     if config.spec_method is None:
@@ -252,7 +254,13 @@ def proposer_of(setup: WorkerSetup) -> Callable[[Forwards | None], DraftProposer
     def build(forwards: Forwards | None) -> DraftProposer:
         proposer: DraftProposer = setup.registry.build(
             entry,
-            DraftSetup(setup.limits, config.spec_adaptive, setup.device.fixed_tokens, forwards),
+            DraftSetup(
+                setup.limits,
+                config.spec_adaptive,
+                setup.device.fixed_tokens,
+                forwards,
+                getattr(sampler, "draw_drafts", None),
+            ),
         )
         return proposer
 

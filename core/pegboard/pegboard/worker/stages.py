@@ -84,8 +84,8 @@ class Stages:
         self.pads = False
         self.recordings: dict[tuple[Trait, bool], list[Recording]] = {}
         self.embedded = self.hidden = torch.empty(0)
-        self.width = 0
-        """Of the last step's hidden states. It may differ from that of the embeddings."""
+        self.form = torch.empty(0, 0)
+        """[0, size], of the last step's hidden states. They may differ from the embeddings."""
 
     @torch.inference_mode()
     def record(
@@ -94,13 +94,14 @@ class Stages:
         """Record every stage that can be recorded, after a first step. Returns the reasons why the
         others run eagerly. plan: gives a step to the attention backends. unrecorded: why attention
         cannot be recorded. Errors of the model itself are raised."""
+        if not self.form.shape[1]:
+            return []  # the first step has not used this model, so no step will
         model = self.model
         inputs = self.inputs
         embedded = self.entrance.tensors
         positions = [each.on_device for each in inputs.to_place]
         longest = len(positions[0])
-        dtype = getattr(torch, self.build.dtype)
-        self.hidden = torch.zeros(inputs.max_rows, self.width, dtype=dtype, device=inputs.device)
+        self.hidden = self.form.new_zeros(inputs.max_rows, self.form.shape[1])
         if "forward" in self.traits:
             one = self.entrance.one()
             most = max(replay.sizes("forward", longest), default=0)
@@ -167,7 +168,7 @@ class Stages:
             rows = rows.index_copy(0, given[0], given[1].to(rows.dtype))
         if recording is None:
             hidden = self.shared.compute(self.model.forward, rows, *inputs.positions)
-            self.width = expect(hidden, Tensor, self.model, "forward").shape[1]
+            self.form = expect(hidden, Tensor, self.model, "forward")[:0]
             self.taps = self._tapped()
             return hidden
         self.embedded[: len(rows)].copy_(rows)
@@ -184,7 +185,7 @@ class Stages:
         call."""
         recording = self.find("logits", len(hidden))
         if recording is None:
-            self.width = hidden.shape[1]
+            self.form = hidden[:0]
             logits: Tensor = self.model.logits(hidden)
             return logits
         self.hidden[: len(hidden)].copy_(hidden)

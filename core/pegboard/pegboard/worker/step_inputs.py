@@ -28,7 +28,8 @@ class RowState:
     drafts. declared: input that the model declares → [R, capacity]. num_tokens [R]: number of known
     tokens. block_tables[g] [R, max_blocks of group g] and
     num_blocks[g] [R]. num_cross_rows: [R], of the encoder's output. visible: None = no layer sees
-    items. proposals: draft tokens for the next step."""
+    items. proposals: draft tokens for the next step. draft_probs: the probabilities [n, V] with
+    which those of a row were drawn, if they were."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class RowState:
         self.num_cross_rows = np.ones(max_num_seqs, np.int32)
         self.visible = VisibleKeys(max_num_seqs, capacity) if sees_items else None
         self.proposals: dict[int, np.ndarray] = {}
+        self.draft_probs: dict[int, Tensor] = {}
         self.block_tables = []
         self.num_blocks = []
         for group in plan.groups:
@@ -91,6 +93,18 @@ class RowState:
         """Free these rows."""
         for row in rows.tolist():
             self.proposals.pop(row, None)
+            self.draft_probs.pop(row, None)
+
+    def propose(self, rows: np.ndarray, token_ids: list[np.ndarray], probs: Tensor | None) -> None:
+        """Keep proposals for rows [B]. probs: see `Drafts`."""
+        self.proposals.update(zip(rows.tolist(), token_ids, strict=True))
+        if probs is not None:
+            parts = probs.split([len(ids) for ids in token_ids])
+            self.draft_probs.update(zip(rows.tolist(), parts, strict=True))
+        elif self.draft_probs:
+            self.draft_probs = {
+                row: kept for row, kept in self.draft_probs.items() if row not in {*rows.tolist()}
+            }
 
     def learn(self, rows: np.ndarray, computed: np.ndarray, token_ids: np.ndarray) -> None:
         """Note the tokens [B] of rows [B] at positions `computed` [B], which may have been sampled
@@ -122,6 +136,7 @@ class StepInputs:
     what `Model.forward` gets, [T] for each axis that the model declares, or one. sample_rows:
     [S], rows to sample. logits_index: [N], token index of each logits row; None = all tokens in
     order. offsets: [S + 1], logits rows of each sampled row. draft_token_ids: [N − S] or None.
+    draft_probs: [N − S, V] or None, see `SampleStep`.
     starts: [B], first position that is computed."""
 
     num_tokens: int
@@ -134,6 +149,7 @@ class StepInputs:
     logits_index: Tensor | None
     offsets: np.ndarray
     draft_token_ids: Tensor | None
+    draft_probs: Tensor | None = None
 
 
 class InputBuilder:
@@ -277,6 +293,7 @@ class InputBuilder:
         inputs.logits_index = index_tensor
         inputs.offsets = offsets
         inputs.draft_token_ids = draft_token_ids
+        inputs.draft_probs = self._probs_of_drafts(batch) if state.draft_probs else None
         return inputs
 
     def fill(
@@ -358,6 +375,16 @@ class InputBuilder:
         drafts = np.concatenate(placed)
         self.draft_token_ids.array[: len(drafts)] = drafts
         return self.draft_token_ids.sent(len(drafts))
+
+    def _probs_of_drafts(self, batch: Batch) -> Tensor | None:
+        """Return the probabilities of this step's drafts, in row order."""
+        known = self.state.draft_probs
+        size = next(iter(known.values())).shape[1]
+        nothing = self.last_tokens.new_zeros(1, size, dtype=torch.float32)
+        parts = []
+        for row, count in zip(batch.rows.tolist(), batch.num_draft_tokens.tolist(), strict=True):
+            parts.append(known[row][:count] if row in known else nothing.expand(count, size))
+        return torch.cat(parts) if batch.num_draft_tokens.any() else None
 
     def _place(
         self,

@@ -205,6 +205,7 @@ class Worker:
         it."""
         setup = self.setup
         pooling = self.plan.pooling
+        sampler = make_sampler(setup, self._vocabulary)
         for model in self.models:
             model.bind(plan, views)
         self.runner = make_runner(
@@ -212,11 +213,11 @@ class Worker:
                 loaded=self.models[0],
                 plan=plan,
                 views=views,
-                sampler=make_sampler(setup, self._vocabulary),
+                sampler=sampler,
                 device=setup.device.name,
                 limits=self.limits,
                 copies=setup.platform.copies(),
-                proposer=proposer_of(setup),
+                proposer=proposer_of(setup, sampler),
                 draft=self.models[1] if self.plan.draft is not None else None,
                 pooler=make_pooler(setup, pooling),
                 traits=traits_of(pooling, setup.ranks),

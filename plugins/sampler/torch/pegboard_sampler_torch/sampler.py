@@ -222,7 +222,8 @@ class TorchSampler:
             layout.places(Feature.SAMPLED) if layout.present & Feature.SAMPLED else layout.rows[:0]
         )
         uniforms = self._uniforms(sampled, layout)
-        if self.kernel is not None and self._leaves_logits_alone(layout):
+        by_kernel = layout.draft_probs is None and self._leaves_logits_alone(layout)
+        if self.kernel is not None and by_kernel:
             tokens = self._draw_by_kernel(logits, sampled, uniforms, layout)
         elif len(sampled) == layout.num_places > 0:
             tokens = self._draw(logits, sampled, uniforms, layout)
@@ -290,23 +291,87 @@ class TorchSampler:
             depth = layout.to_device(layout.depth[places])
             drafts = partial(layout.host_drafts_before, places)
             x.copy_(self.processors.apply(self.processors.invariant, x, index, depth, drafts))
-        cuts = Cuts(min_p=min_p)
-        if present & CUTS:
-            top_k = self.rows.top_k[rows]
-            cuts = Cuts(
-                min_p=min_p,
-                top_k=layout.to_device(top_k) if present & Feature.TOP_K else None,
-                max_k=int(np.max(top_k, where=top_k < self.setup.limits.vocab_size, initial=0)),
-                top_p=self.rows.of(TOP_P, index) if present & Feature.TOP_P else None,
-            )
+        cuts = self._cuts(rows, index, present, min_p, x.shape[-1])
         best = argmax(x)
         weights, floor = weigh(
             x, x.gather(-1, best.unsqueeze(-1)), cuts, has_holes=layout.has_holes
         )
+        accepted = None
+        if layout.draft_probs is not None:
+            accepted = self._verify(weights, places, layout, layout.draft_probs)
         tokens, failed = draw(weights, uniforms)
         if floor is not None and not self.raw_logprobs:
             x.masked_fill_(x < floor, float("-inf"))
-        return torch.where(failed, best, tokens)
+        tokens = torch.where(failed, best, tokens)
+        if accepted is not None:
+            tokens[accepted[0]] = torch.where(accepted[1], accepted[2], tokens[accepted[0]])
+        return tokens
+
+    def _cuts(
+        self, rows: np.ndarray, index: Tensor, present: int, min_p: Tensor | None, size: int
+    ) -> Cuts:
+        """Return which tokens of a vocabulary are left out, for rows [n] with these features.
+        index: the rows, on the device."""
+        if not present & CUTS:
+            return Cuts(min_p=min_p)
+        top_k = self.rows.top_k[rows]
+        return Cuts(
+            min_p=min_p,
+            top_k=self.upload(top_k) if present & Feature.TOP_K else None,
+            max_k=int(np.max(top_k, where=top_k < size, initial=0)),
+            top_p=self.rows.of(TOP_P, index) if present & Feature.TOP_P else None,
+        )
+
+    def _verify(
+        self, weights: Tensor, places: np.ndarray, layout: StepLayout, draft_probs: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Verify drafts that were drawn at random (Leviathan, Kalman, Matias 2023; Chen et al.
+        2023, "Accelerating large language model decoding with speculative sampling"). A draft x
+        is accepted with probability min(1, p(x) / q(x)); otherwise the token is drawn from
+        max(0, p − q), in which x has no weight. weights [n, V]: of p at the logits rows `places`;
+        those of drafts are changed. Returns the index [m] of these rows, which drafts are accepted
+        [m], and the drafts [m]."""
+        is_draft = layout.depth[places] < np.diff(layout.offsets)[layout.owner[places]] - 1
+        chosen = np.flatnonzero(is_draft & ((layout.flags[places] & Feature.SEED) == 0))
+        if not len(chosen):
+            return None
+        of_drafts = places[chosen] - layout.owner[places[chosen]]
+        index = layout.to_device(chosen)
+        drafts_index = layout.to_device(of_drafts)
+        drafts = layout.flat_drafts[drafts_index]
+        q = draft_probs[drafts_index]
+        p = weights[index]
+        p = p / p.sum(-1, keepdim=True)
+        uniforms = layout.to_device(self.generator.random(len(chosen)))
+        of_p, of_q = (each.gather(-1, drafts.unsqueeze(-1)).squeeze(-1) for each in (p, q))
+        weights[index] = (p - q).clamp_(min=0)
+        return index, (uniforms * of_q < of_p) & (of_q > 0), drafts
+
+    @torch.inference_mode()
+    def draw_drafts(self, logits: Tensor, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        """See `DrawsDrafts.draw_drafts`. Temperature and the cuts (top_k, top_p, min_p) shape the
+        draft's distribution. What else changes logits is applied when the draft is verified."""
+        tokens = argmax(logits)
+        flags = self.rows.flags[rows]
+        drawn = np.flatnonzero((flags & (Feature.SAMPLED | Feature.SEED)) == Feature.SAMPLED)
+        if not len(drawn):
+            return tokens, None
+        rows = rows[drawn]
+        where = self.upload(drawn)
+        index = self.upload(rows)
+        x = logits[where].float()
+        x.div_(self.rows.of(TEMPERATURE, index).unsqueeze(-1))
+        present = int(np.bitwise_or.reduce(flags[drawn]))
+        min_p = self.rows.of(MIN_P, index) if present & Feature.MIN_P else None
+        cuts = self._cuts(rows, index, present, min_p, x.shape[-1])
+        best = tokens[where].unsqueeze(-1)
+        weights, _ = weigh(x, x.gather(-1, best), cuts)
+        ids, failed = draw(weights, self.upload(self.generator.random(len(drawn))))
+        tokens[where] = torch.where(failed, best.squeeze(-1), ids)
+        probs = torch.zeros_like(logits, dtype=torch.float32)
+        shares = weights / weights.sum(-1, keepdim=True)
+        probs[where] = shares.masked_fill_(failed.unsqueeze(-1), 0.0)
+        return tokens, probs
 
     def _uniforms(self, places: np.ndarray, layout: StepLayout) -> Tensor:
         """Return random numbers for the logits rows `places`: float64 [n] in [0, 1), on the

@@ -27,6 +27,7 @@ class StepLayout:
         self.num_places = int(self.offsets[-1])
         self.has_drafts = self.num_places > len(self.rows)
         self._draft_token_ids = step.draft_token_ids
+        self.draft_probs = step.draft_probs
         if self.has_drafts:
             self.owner = np.repeat(np.arange(len(self.rows)), np.diff(self.offsets))
             self.depth = np.arange(self.num_places) - self.offsets[self.owner]
@@ -56,10 +57,15 @@ class StepLayout:
         return self.to_device(self.offsets)
 
     @cached_property
+    def flat_drafts(self) -> Tensor:
+        """int64 [N − B] on the device."""
+        assert self._draft_token_ids is not None, "logits rows for drafts, but no draft_token_ids"
+        return self._draft_token_ids.to(self.device, torch.int64)
+
+    @cached_property
     def drafts(self) -> Tensor:
         """int64 [B, most drafts] on the device, −1 after the end."""
-        assert self._draft_token_ids is not None, "logits rows for drafts, but no draft_token_ids"
-        return pad_drafts(self._draft_token_ids.to(self.device, torch.int64), self.offsets_tensor)
+        return pad_drafts(self.flat_drafts, self.offsets_tensor)
 
     @cached_property
     def drafts_before(self) -> Tensor:
