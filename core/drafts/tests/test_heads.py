@@ -18,7 +18,10 @@ from pegboard_testing.fake_limits import fake_limits
 class Echo(HeadsProposer):
     """Proposes 100 · depth + 10 · the last token + the hidden state. It keeps what it was given."""
 
-    def drafts(self, hidden: Tensor, last_ids: np.ndarray, sizes: list[int]) -> Sequence[Tensor]:
+    def __init__(self, setup: DraftSetup) -> None:
+        super().__init__(setup, self.compute)
+
+    def compute(self, hidden: Tensor, last_ids: np.ndarray, sizes: list[int]) -> Sequence[Tensor]:
         self.sizes = sizes
         ids = 10 * torch.from_numpy(last_ids) + hidden[:, 0].long()
         return [100 * depth + ids[:size] for depth, size in enumerate(sizes)]

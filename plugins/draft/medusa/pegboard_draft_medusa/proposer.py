@@ -16,11 +16,11 @@ class MedusaProposer(HeadsProposer):
     places after the one whose hidden states it reads."""
 
     def __init__(self, options: None, setup: DraftSetup) -> None:
-        super().__init__(setup)
+        super().__init__(setup, self.compute)
         self._token_ids: Tensor | None = self.forwards.model.token_ids
 
-    def drafts(self, hidden: Tensor, last_ids: np.ndarray, sizes: list[int]) -> Sequence[Tensor]:
-        """See `HeadsProposer.drafts`."""
+    def compute(self, hidden: Tensor, last_ids: np.ndarray, sizes: list[int]) -> Sequence[Tensor]:
+        """See `pegboard_drafts.heads.Compute`."""
         logits = self.forwards.logits(hidden).unflatten(-1, (self._most_drafts, -1))
         best = logits.argmax(-1)
         if self._token_ids is not None:

@@ -33,23 +33,26 @@ def source(target: Checkpoint, draft: Checkpoint | None) -> DraftSource:
     hidden_size, vocab_size = target_sizes(
         target, heads, {name: config.get(name) for name in ("hidden_size", "vocab_size")}
     )
-    num_heads = config.get("num_heads", config.get("medusa_num_heads"))
-    num_layers = config.get("num_hidden_layers", config.get("medusa_num_layers", 1))
-    count = config.get("truncated_vocab_size") or vocab_size
+    num_heads = config.get("medusa_num_heads", config.get("num_heads"))
+    num_layers = config.get("medusa_num_layers", config.get("num_hidden_layers", 1))
+    count = positive(
+        heads, WHAT, "truncated_vocab_size", config.get("truncated_vocab_size") or vocab_size
+    )
+    num_rows = head_size(heads, vocab_size)
     values = {
         "num_heads": positive(heads, WHAT, "num_heads", num_heads),
         "num_hidden_layers": positive(heads, WHAT, "num_hidden_layers", num_layers),
-        "truncated_vocab_size": positive(heads, WHAT, "truncated_vocab_size", count),
+        "truncated_vocab_size": count,
         "hidden_size": hidden_size,
         "vocab_size": vocab_size,
-        "head_size": head_size(heads, vocab_size),
+        "head_size": num_rows,
         "architectures": [ARCHITECTURE],
     }
-    if count > min(vocab_size, values["head_size"]):
+    if count > min(vocab_size, num_rows):
         raise ModelError(
-            f"{heads.path}: truncated_vocab_size={count}, and its heads have "
-            f"{values['head_size']} rows of the {vocab_size} tokens of {target.path}; expected a "
-            "smaller number, so correct the config"
+            f"{heads.path}: truncated_vocab_size={count}, and its heads have {num_rows} rows for "
+            f"the {vocab_size} tokens of {target.path}; expected at most the smaller number, so "
+            "name heads that were made for this model, or correct their config"
         )
     if count < vocab_size and "token_map" not in heads.tensors:
         raise ModelError(

@@ -60,9 +60,11 @@ def test_names_of_both_layouts(old: str, new: str) -> None:
 
 
 def test_a_config_of_fasterdecoding() -> None:
-    """It has no sizes. The tensors are found in the file under their old names."""
+    """It has no sizes, and may have values of the model. The tensors are found in the file under
+    their old names."""
     shapes = {"0.0.linear.weight": (32, 32), "0.1.weight": (100, 32)}
-    heads = heads_of({"medusa_num_heads": 1, "medusa_num_layers": 1}, shapes)
+    config = {"medusa_num_heads": 1, "medusa_num_layers": 1, "num_hidden_layers": 32}
+    heads = heads_of(config, shapes)
     assert heads.architectures == ("MedusaModel",)
     values = {name: heads.config[name] for name in ("num_heads", "num_hidden_layers", "head_size")}
     assert values == {"num_heads": 1, "num_hidden_layers": 1, "head_size": 100}
@@ -91,7 +93,7 @@ def test_sizes_of_a_target_with_a_text_config() -> None:
         ({"num_heads": True}, "num_heads=True"),
         ({"num_heads": 1, "num_hidden_layers": 0}, "num_hidden_layers=0"),
         ({"num_heads": 1, "truncated_vocab_size": -1}, "truncated_vocab_size=-1"),
-        ({"num_heads": 1, "truncated_vocab_size": 101}, "expected a smaller number"),
+        ({"num_heads": 1, "truncated_vocab_size": 101}, "expected at most the smaller number"),
         ({"num_heads": 1, "truncated_vocab_size": 50}, "needs the tensor token_map"),
     ],
 )

@@ -17,10 +17,10 @@ class SpeculatorProposer(HeadsProposer):
     after those before it. Its stages are not recorded."""
 
     def __init__(self, options: None, setup: DraftSetup) -> None:
-        super().__init__(setup)
+        super().__init__(setup, self.compute)
 
-    def drafts(self, hidden: Tensor, last_ids: np.ndarray, sizes: list[int]) -> Sequence[Tensor]:
-        """See `HeadsProposer.drafts`."""
+    def compute(self, hidden: Tensor, last_ids: np.ndarray, sizes: list[int]) -> Sequence[Tensor]:
+        """See `pegboard_drafts.heads.Compute`."""
         model = self.forwards.model
         state = model.begin(hidden)
         token_ids = torch.from_numpy(last_ids).to(hidden.device)
