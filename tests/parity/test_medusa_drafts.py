@@ -123,7 +123,6 @@ def test_the_output_is_that_without_drafts(
     check_method(write("llama"), open_llm, settings, engine)
 
 
-@pytest.mark.one_rank
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
@@ -182,14 +181,17 @@ def test_two_ranks(
     heads = {f"lm_heads.{head}.weight": following(rows, head + 2) for head in range(NUM_HEADS)}
     still = {name: torch.zeros_like(each) for name, each in blocks().items()}
     right = write_head(tmp_path / "right", CONFIG, {**still, **heads})
-    config, tensors, _ = case("truncated")
+    config, tensors, same = case("truncated")
     random = write_head(tmp_path / "random", config, tensors)
     plain = greedy(open_llm(reference.directory))
     divide(monkeypatch, 2, 1)
     llm = open_llm(reference.directory, **drafting("medusa", right))
     assert greedy(llm) == plain
     assert metric(llm, "accepted_tokens") > 0.9 * metric(llm, "draft_tokens") > 0
-    assert greedy(open_llm(reference.directory, **drafting("medusa", random))) == plain
+    llm = open_llm(reference.directory, **drafting("medusa", random))
+    proposals = watch(llm)
+    assert greedy(llm) == plain
+    check_proposals(reference, plain_head(same, reference), proposals, NUM_HEADS)
 
 
 def test_heads_that_do_not_fit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,26 +70,29 @@ class Proposal:
 
 
 def watch(llm: LLM) -> list[Proposal]:
-    """Return the list of all later proposals of an engine, which grows."""
-    proposer: Any = llm.llm_engine.engine._parts.executor.worker.running.ending.proposer
-    propose = proposer.propose
+    """Return the list of all later proposals of an engine, on all ranks, which grows."""
+    executor: Any = llm.llm_engine.engine._parts.executor
     proposals: list[Proposal] = []
-
-    def watched(step: DraftStep) -> Drafts:
-        drafts: Drafts = propose(step)
-        rows = zip(step.history, step.max_drafts.tolist(), drafts.token_ids, strict=True)
-        proposals.extend(Proposal(np.array(h).tolist(), m, ids.tolist()) for h, m, ids in rows)
-        return drafts
-
-    proposer.propose = watched
+    for worker in getattr(executor, "workers", None) or [executor.worker]:
+        proposer = worker.running.ending.proposer
+        proposer.propose = partial(watched, proposer.propose, proposals)
     return proposals
+
+
+def watched(
+    propose: Callable[[DraftStep], Drafts], proposals: list[Proposal], step: DraftStep
+) -> Drafts:
+    drafts = propose(step)
+    rows = zip(step.history, step.max_drafts.tolist(), drafts.token_ids, strict=True)
+    proposals.extend(Proposal(np.array(h).tolist(), m, ids.tolist()) for h, m, ids in rows)
+    return drafts
 
 
 def check_proposals(
     reference: Reference, head: Head, proposals: list[Proposal], num_stages: int
 ) -> None:
-    """Each proposal is what the head says of transformers' hidden states. The text of the longest
-    histories is computed once."""
+    """Each proposal is what the head says of transformers' hidden states, and there are as many as
+    there may be."""
     assert proposals
     for proposal in proposals:
         *text, last_id = proposal.history
