@@ -40,7 +40,6 @@ class MLPSpeculator(nn.Module):
         is_tied = bool(read(config, "tie_weights", bool))
         self.most_drafts = count
         self.is_scaled = bool(read(config, "scale_input", bool))
-        self.vocab_size = vocab_size
         root = build.at("speculator") if build.has("speculator") else build
         stages = range(count)
         # tied stages have the modules of the first one; only its projection reads another size
