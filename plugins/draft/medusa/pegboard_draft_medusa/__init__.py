@@ -1,0 +1,1 @@
+"""Draft plugin `medusa`: proposes the tokens of several heads, one for each place."""

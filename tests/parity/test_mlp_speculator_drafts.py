@@ -1,0 +1,217 @@
+"""The method `mlp_speculator`: the output is that without drafts, and the proposals are those of a
+speculator in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_heads import (
+    ENGINES,
+    SIZE,
+    Head,
+    check_method,
+    check_proposals,
+    counting_target,
+    drafting,
+    following,
+    greedy,
+    metric,
+    random_tensor,
+    watch,
+    write_head,
+)
+from tiny_models import VOCAB_SIZE, Reference, divide
+from torch import Tensor
+from torch.nn import functional
+
+from pegboard import LLM
+from pegboard.errors import ConfigError, ModelError
+
+NUM_STAGES = 3
+INNER = 24
+CONFIG = {
+    "model_type": "mlp_speculator",
+    "architectures": ["MLPSpeculatorPreTrainedModel"],
+    "vocab_size": VOCAB_SIZE,
+    "emb_dim": SIZE,
+    "inner_dim": INNER,
+    "n_predict": NUM_STAGES,
+    "tie_weights": False,
+    "scale_input": False,
+}
+TIED = {"emb": 1, "ln": 1, "proj": 2, "head": 1}
+"""How many of each module a tied speculator has."""
+
+
+def speculator(counts: dict[str, int] | None = None, inner: int = INNER) -> dict[str, Tensor]:
+    """The tensors of a speculator. counts: how many of each module; None = one for each stage."""
+    torch.manual_seed(6)
+    numbers = counts or dict.fromkeys(TIED, NUM_STAGES)
+    tensors = {}
+    for stage in range(numbers["emb"]):
+        tensors[f"emb.{stage}.weight"] = random_tensor(VOCAB_SIZE, inner) * 4
+        tensors[f"ln.{stage}.weight"] = 1 + random_tensor(inner)
+        tensors[f"ln.{stage}.bias"] = random_tensor(inner)
+    for stage in range(numbers["proj"]):
+        tensors[f"proj.{stage}.weight"] = random_tensor(inner, inner if stage else SIZE)
+    for stage in range(numbers["head"]):
+        tensors[f"head.{stage}.weight"] = random_tensor(VOCAB_SIZE, inner)
+    return tensors
+
+
+def case(name: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """Return the config of a speculator, its tensors, and the same with the usual names."""
+    if name == "tied":
+        tensors = speculator(TIED)
+        return {**CONFIG, "tie_weights": True, "scale_input": True}, tensors, tensors
+    if name == "tied, three heads":
+        tensors = speculator({**TIED, "head": NUM_STAGES})
+        return {**CONFIG, "tie_weights": True}, tensors, tensors
+    if name == "scaled, IBM's names":
+        tensors = speculator()
+        config = {**CONFIG, "scale_input": True}
+        return config, {f"speculator.{key}": each for key, each in tensors.items()}, tensors
+    if name == "inner_dim 0":
+        tensors = speculator(inner=SIZE)
+        return {**CONFIG, "inner_dim": 0}, tensors, tensors
+    tensors = speculator()
+    return CONFIG, tensors, tensors
+
+
+def plain_head(tensors: dict[str, Tensor], config: dict[str, Any]) -> Head:
+    """The speculator in plain torch."""
+
+    def tensor(kind: str, stage: int, part: str = "weight") -> Tensor:
+        last = max(int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}."))
+        return tensors[f"{kind}.{min(stage, last)}.{part}"]
+
+    def normal(x: Tensor) -> Tensor:
+        return x / (x.square().mean() + 1e-6).sqrt()
+
+    def compute(hidden: Tensor, last_id: int) -> list[Tensor]:
+        state = normal(hidden) / 2**0.5 if config["scale_input"] else hidden
+        share = 0.5 ** (0.5 / NUM_STAGES)
+        inner = config["inner_dim"] or SIZE
+        factor = ((1 - share**2) * inner / 2) ** 0.5 / share
+        token = last_id
+        every = []
+        for stage in range(NUM_STAGES):
+            mixed = tensor("proj", stage) @ state + factor * tensor("emb", stage)[token]
+            scaled = tensor("ln", stage) * normal(mixed) + tensor("ln", stage, "bias")
+            state = functional.gelu(scaled)
+            logits = tensor("head", stage) @ state
+            token = int(logits.argmax())
+            every.append(logits)
+        return every
+
+    return compute
+
+
+def right_speculator(reference: Reference) -> dict[str, Tensor]:
+    """A speculator that says t + 1 after t, as the target does. It reads only the tokens."""
+    rows = counting_target(reference)
+    normed = rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    states = functional.normalize(functional.gelu(normed), dim=-1)
+    tensors = {}
+    for stage in range(NUM_STAGES):
+        tensors[f"emb.{stage}.weight"] = rows
+        tensors[f"ln.{stage}.weight"] = torch.ones(SIZE)
+        tensors[f"ln.{stage}.bias"] = torch.zeros(SIZE)
+        tensors[f"proj.{stage}.weight"] = torch.zeros(SIZE, SIZE)
+        tensors[f"head.{stage}.weight"] = following(states, 1)
+    return tensors
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_the_output_is_that_without_drafts(
+    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path, engine: Any
+) -> None:
+    config, tensors, _ = case("plain")
+    settings = drafting("mlp_speculator", write_head(tmp_path / "head", config, tensors))
+    check_method(write("llama"), open_llm, settings, engine)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("plain", "recorded"),
+        ("plain", "chunked"),
+        ("plain", "preempted"),
+        ("tied", "recorded"),
+        ("tied, three heads", "eager"),
+        ("scaled, IBM's names", "recorded"),
+        ("inner_dim 0", "eager"),
+    ],
+)
+def test_proposals_are_those_of_the_speculator(
+    write: Callable[..., Reference],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    name: str,
+    engine: str,
+) -> None:
+    reference = write("llama")
+    config, tensors, same = case(name)
+    settings = drafting("mlp_speculator", write_head(tmp_path / "head", config, tensors))
+    llm = open_llm(reference.directory, **settings, **ENGINES[engine])
+    proposals = watch(llm)
+    greedy(llm)
+    check_proposals(reference, plain_head(same, config), proposals, NUM_STAGES)
+
+
+def test_a_speculator_that_is_right(
+    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    """Also with more drafts than stages, and with a length that adapts."""
+    reference = write("llama")
+    config = {**CONFIG, "inner_dim": SIZE}
+    folder = write_head(tmp_path / "head", config, right_speculator(reference))
+    plain = greedy(open_llm(reference.directory))
+    for more in ({}, {"num_speculative_tokens": 5}, {"adaptive_length": True}):
+        llm = open_llm(reference.directory, **drafting("mlp_speculator", folder, **more))
+        assert greedy(llm) == plain
+        assert metric(llm, "accepted_tokens") > 0.9 * metric(llm, "draft_tokens") > 0
+
+
+def test_two_ranks(
+    write: Callable[..., Reference],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reference = write("llama")
+    config = {**CONFIG, "inner_dim": SIZE}
+    right = write_head(tmp_path / "right", config, right_speculator(reference))
+    config, tensors, _ = case("tied")
+    random = write_head(tmp_path / "random", config, tensors)
+    plain = greedy(open_llm(reference.directory))
+    divide(monkeypatch, 2, 1)
+    llm = open_llm(reference.directory, **drafting("mlp_speculator", right))
+    assert greedy(llm) == plain
+    assert metric(llm, "accepted_tokens") > 0.9 * metric(llm, "draft_tokens") > 0
+    llm = open_llm(reference.directory, **drafting("mlp_speculator", random))
+    proposals = watch(llm)
+    assert greedy(llm) == plain
+    check_proposals(reference, plain_head(tensors, config), proposals, NUM_STAGES)
+
+
+def test_speculators_that_do_not_fit(
+    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    reference = write("llama")
+    tensors = speculator()
+
+    def refused(name: str, config: Any, tensors: dict[str, Tensor], words: str) -> None:
+        folder = write_head(tmp_path / name, config, tensors)
+        with pytest.raises(ModelError, match=words):
+            open_llm(reference.directory, **drafting("mlp_speculator", folder))
+
+    with pytest.raises(ConfigError, match="needs a head: set spec_model"):
+        open_llm(reference.directory, **drafting("mlp_speculator", None))
+    refused("size", {**CONFIG, "emb_dim": 48}, tensors, "hidden states of size 48, .* has 32")
+    refused("stages", {**CONFIG, "n_predict": 4}, tensors, r"emb\.3\.weight")
+    refused("inner", {**CONFIG, "inner_dim": 16}, tensors, r"\.0\.weight")
