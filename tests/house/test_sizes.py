@@ -33,12 +33,12 @@ CEILINGS = {
     "engine/kv": 765,
     "engine/metrics": 275,
     "front": 1835,
-    "interfaces": 1375,
+    "interfaces": 1380,
     "layers": 1150,
     "ops": 395,
     "plan": 885,
     "plugins": 1170,
-    "worker": 2645,
+    "worker": 2680,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

@@ -16,7 +16,7 @@ from test_drafts import MIXED, PROMPTS, compare, params, run
 from tiny_models import Reference, divide
 
 from pegboard import LLM
-from pegboard_testing.contract_sampler import chi_square_fits
+from pegboard_testing.distributions import chi_square_fits
 
 COUNT = 3
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from pegboard.interfaces.draft import ComputedTokens, Drafts, DraftSetup, DraftStep, Forwards
+from pegboard_drafts.drawing import DraftColumns, Drawing
 from pegboard_drafts.lengths import DraftLengths
-
-NONE = np.zeros(0, np.int32)
 
 
 class Follows(Protocol):
@@ -30,18 +29,16 @@ class Follows(Protocol):
 
 class ChainProposer:
     """Implements `pegboard.interfaces.draft.DraftProposer`. Each draft token is drawn from what the
-    draft model says after those before it, or is the most likely one (see `DrawsDrafts`)."""
+    draft model says after those before it."""
 
     def __init__(self, setup: DraftSetup, follow: Follows) -> None:
         assert setup.forwards is not None, "the plugin's spec has a source"
         self.forwards: Forwards = setup.forwards
+        model = setup.forwards.model
         self._follow = follow
         self._lengths = DraftLengths(setup)
-        model = setup.forwards.model
         self._gives = hasattr(model, "start")
-        self._token_ids: Tensor | None = getattr(model, "token_ids", None)
-        self._vocab_size = setup.limits.vocab_size
-        self._draw = setup.draw or (lambda logits, rows: (logits.argmax(-1), None))
+        self._drawing = Drawing(setup, getattr(model, "token_ids", None))
 
     def add(self, row: int, token_ids: np.ndarray) -> None:
         """See `DraftProposer.add`."""
@@ -59,58 +56,21 @@ class ChainProposer:
         wanted = np.array(self._lengths.wanted(step), np.int64)
         counts = np.clip(wanted, 0, room) if len(room) else wanted
         hidden, positions = self._follow(step, step.computed, counts, lengths)
-        if not counts.any():
-            return Drafts(self._lengths.cut(step, [NONE] * len(step.rows)))
-        columns, probs, places = self._extend(step.rows, positions, counts, hidden)
-        kept = self._lengths.cut(step, [columns[place] for place in places])
-        if probs is not None:
-            index = [place[: len(ids)] for place, ids in zip(places, kept, strict=True)]
-            probs = probs[torch.from_numpy(np.concatenate(index)).to(probs.device)]
-        return Drafts(kept, probs)
+        columns = DraftColumns(self._drawing, step.rows, counts)
+        if columns.sizes:
+            self._extend(columns, positions[columns.order], hidden)
+        return columns.drafts(step, self._lengths)
 
-    def _extend(
-        self, rows: np.ndarray, positions: np.ndarray, counts: np.ndarray, hidden: Tensor
-    ) -> tuple[np.ndarray, Tensor | None, list[np.ndarray]]:
-        """Return the ids of all drafts [n], the probabilities with which they were drawn [n, V],
-        and the places of each row's drafts among them. The first draft of a row comes from its
-        hidden states."""
-        order = np.argsort(-counts, kind="stable")  # rows that need fewer drafts leave at the end
-        rows = rows[order]
-        positions = positions[order]
-        sizes = [int((counts > depth).sum()) for depth in range(int(counts.max()))]
-        hidden = hidden[torch.from_numpy(order[: sizes[0]]).to(hidden.device)]
-        drawn = [self._drawn(self.forwards.logits(hidden), rows[: sizes[0]])]
-        for depth, size in enumerate(sizes[1:]):
+    def _extend(self, columns: DraftColumns, positions: np.ndarray, hidden: Tensor) -> None:
+        """Draw all depths. The first draft of a row comes from its hidden states [S, size]."""
+        hidden = hidden[torch.from_numpy(columns.order).to(hidden.device)]
+        ids = columns.add(self.forwards.logits(hidden))
+        for depth, size in enumerate(columns.sizes[1:]):
             given = hidden[:size] if self._gives else None
             hidden, logits = self.forwards.next(
-                rows[:size], positions[:size] + depth, drawn[-1][0][:size], given
+                columns.rows[:size], positions[:size] + depth, ids[:size], given
             )
-            drawn.append(self._drawn(logits, rows[:size]))
-        columns = torch.cat([ids for ids, _ in drawn]).cpu().numpy().astype(np.int32)
-        ends = np.cumsum([0, *sizes])
-        places = [ends[:0]] * len(rows)
-        for place, row in enumerate(order[: sizes[0]].tolist()):
-            places[row] = ends[: counts[row]] + place
-        if all(probs is None for _, probs in drawn):
-            return columns, None, places
-        every = [
-            hidden.new_zeros(len(ids), self._vocab_size, dtype=torch.float32)
-            if probs is None
-            else probs
-            for ids, probs in drawn
-        ]
-        return columns, torch.cat(every), places
-
-    def _drawn(self, logits: Tensor, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
-        """Draw a token for each row, [B], in the target's vocabulary, from these probabilities [B,
-        V]."""
-        ids, probs = self._draw(logits, rows)
-        if self._token_ids is None:
-            return ids, probs
-        if probs is not None:
-            every = probs.new_zeros(len(probs), self._vocab_size)
-            probs = every.index_copy_(1, self._token_ids, probs)
-        return self._token_ids[ids], probs
+            ids = columns.add(logits)
 
 
 class FollowStates:

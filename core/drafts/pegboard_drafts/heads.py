@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep, Forwards
+from pegboard_drafts.drawing import DraftColumns, Drawing
 from pegboard_drafts.lengths import DraftLengths
 
-NONE = np.zeros(0, np.int32)
-
-Compute = Callable[[Tensor, np.ndarray, list[int]], Sequence[Tensor]]
-"""(hidden, last_ids, sizes) → the token ids [sizes[k]] of each depth k. hidden: [R, size], of the
-rows that get drafts. last_ids: [R] int64, the tokens that were sampled from them. sizes: how many
-rows get a draft at each depth; these are the first ones, so that sizes[0] is R."""
+Compute = Callable[[Tensor, np.ndarray, DraftColumns], None]
+"""(hidden, last_ids, columns) draws all depths of the columns. hidden: [R, size], of the rows that
+get drafts, in their order. last_ids: [R] int64, the tokens that were sampled from them."""
 
 
 class HeadsProposer:
@@ -30,7 +28,9 @@ class HeadsProposer:
         self.forwards: Forwards = setup.forwards
         self._compute = compute
         self._lengths = DraftLengths(setup)
-        self._most_drafts: int = setup.forwards.model.most_drafts
+        model = setup.forwards.model
+        self._drawing = Drawing(setup, getattr(model, "token_ids", None))
+        self._most_drafts: int = model.most_drafts
 
     def add(self, row: int, token_ids: np.ndarray) -> None:
         """See `DraftProposer.add`."""
@@ -44,18 +44,11 @@ class HeadsProposer:
         assert step.computed is not None, "the plugin's spec has a source"
         wanted = np.array(self._lengths.wanted(step), np.int64)
         counts = np.minimum(wanted, self._most_drafts)
-        proposals = [NONE] * len(step.rows)
-        if counts.any():
-            order = np.argsort(-counts, kind="stable")  # rows that need fewer drafts come last
-            sizes = [int((counts > depth).sum()) for depth in range(int(counts.max()))]
-            order = order[: sizes[0]]
+        columns = DraftColumns(self._drawing, step.rows, counts)
+        if columns.sizes:
             ends = np.cumsum(step.computed.counts)[step.computed.samples]
             (states,) = step.computed.hidden
-            hidden = states[torch.from_numpy(ends[order] - 1).to(states.device)]
-            last_ids = np.array([step.history[place][-1] for place in order], np.int64)
-            drafts = self._compute(hidden, last_ids, sizes)
-            columns = torch.cat(list(drafts)).cpu().numpy().astype(np.int32)
-            starts = np.cumsum([0, *sizes])
-            for index, place in enumerate(order.tolist()):
-                proposals[place] = columns[starts[: counts[place]] + index]
-        return Drafts(self._lengths.cut(step, proposals))
+            hidden = states[torch.from_numpy(ends[columns.order] - 1).to(states.device)]
+            last_ids = np.array([step.history[place][-1] for place in columns.order], np.int64)
+            self._compute(hidden, last_ids, columns)
+        return columns.drafts(step, self._lengths)

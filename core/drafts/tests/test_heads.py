@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pegboard.interfaces.draft import ComputedTokens, DraftSetup, DraftStep
+from pegboard_drafts.drawing import DraftColumns
 from pegboard_drafts.heads import HeadsProposer
 from pegboard_testing.fake_limits import fake_limits
 
@@ -21,10 +21,11 @@ class Echo(HeadsProposer):
     def __init__(self, setup: DraftSetup) -> None:
         super().__init__(setup, self.compute)
 
-    def compute(self, hidden: Tensor, last_ids: np.ndarray, sizes: list[int]) -> Sequence[Tensor]:
-        self.sizes = sizes
+    def compute(self, hidden: Tensor, last_ids: np.ndarray, columns: DraftColumns) -> None:
+        self.sizes = columns.sizes
         ids = 10 * torch.from_numpy(last_ids) + hidden[:, 0].long()
-        return [100 * depth + ids[:size] for depth, size in enumerate(sizes)]
+        for depth, size in enumerate(columns.sizes):
+            columns.add(torch.nn.functional.one_hot(100 * depth + ids[:size], 512).float())
 
 
 def echo(most_drafts: int = 3) -> Echo:

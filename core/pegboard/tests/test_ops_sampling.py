@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.ops import sampling as ops
-from pegboard_testing.contract_sampler import log_softmax, softmax
+from pegboard_testing.distributions import log_softmax, softmax
 from pegboard_testing.sampling_reference import apply_penalties, log_softmax_topk
 
 NEG_INF = float("-inf")

@@ -174,7 +174,7 @@ def test_drafts_are_uploaded_without_waiting(gpu: FakeGPU, tmp_path: Path) -> No
     inputs = worker.running.inputs
     blocking = gpu.blocking_uploads
     worker.running.state.token_ids[0, 3] = 8
-    worker.running.state.proposals[0] = np.array([4, 6], np.int32)
+    worker.running.state.proposals.token_ids[0] = np.array([4, 6], np.int32)
     batch = batch_of(1, [0, 1], [3, 1], [3, 1])
     batch.num_draft_tokens[:] = [2, 0]
     drafts = inputs.build(batch).draft_token_ids

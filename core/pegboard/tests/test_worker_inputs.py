@@ -136,15 +136,16 @@ class Twin:
             order.append((number, count, drafts))
         order.sort(key=lambda item: item[1] + len(item[2]) > 1 + MAX_DRAFTS)
         batch = self.batch(order, new, deltas, removed)
-        self.state.remove(batch.removed_rows)
+        self.state.proposals.remove(batch.removed_rows)
         for request in batch.new:
             self.state.add(request)
         self.state.append_blocks(batch)
         # the worker has kept the proposals, possibly more than are verified
         if draw(st.booleans()):
             batch.draft_token_ids = None
-            self.state.proposals.update(
-                {number: np.array([*drafts, 5], np.int32) for number, _, drafts in order}
+            self.state.proposals.keep(
+                np.array([number for number, _, _ in order]),
+                [np.array([*drafts, 5], np.int32) for _, _, drafts in order],
             )
         num_tokens = int(batch.num_scheduled_tokens.sum())
         padded = draw(st.just(0) | st.integers(num_tokens, num_tokens + 5))

@@ -68,7 +68,7 @@ class SampleAndDraft(SampleOnHost):
             computed=computed,
         )
         drafts = expect(self.proposer.propose(step), Drafts, self.proposer, "propose")
-        state.propose(rows, drafts.token_ids, drafts.probs)
+        state.proposals.keep(rows, drafts.token_ids, drafts.probs)
         return CSR.of(drafts.token_ids)
 
 

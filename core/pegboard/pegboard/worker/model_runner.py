@@ -223,7 +223,7 @@ class ModelRunner:
             self._store_encoded(new)
 
     def _remove(self, rows: np.ndarray) -> None:
-        self.state.remove(rows)
+        self.state.proposals.remove(rows)
         if self.given.spans:
             self.given.remove(rows)
         self.ending.remove(rows)

@@ -17,6 +17,7 @@ from pegboard.worker.adapter_groups import AdapterGroups
 from pegboard.worker.buffers import Buffer
 from pegboard.worker.context import Context
 from pegboard.worker.cross_inputs import CrossInputs
+from pegboard.worker.proposals import Proposals
 from pegboard.worker.visible_keys import VisibleKeys
 
 ON_DEVICE = -2
@@ -28,8 +29,7 @@ class RowState:
     drafts. declared: input that the model declares → [R, capacity]. num_tokens [R]: number of known
     tokens. block_tables[g] [R, max_blocks of group g] and
     num_blocks[g] [R]. num_cross_rows: [R], of the encoder's output. visible: None = no layer sees
-    items. proposals: draft tokens for the next step. draft_probs: the probabilities [n, V] with
-    which those of a row were drawn, if they were."""
+    items. proposals: drafts for the next step."""
 
     def __init__(
         self,
@@ -45,8 +45,7 @@ class RowState:
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_cross_rows = np.ones(max_num_seqs, np.int32)
         self.visible = VisibleKeys(max_num_seqs, capacity) if sees_items else None
-        self.proposals: dict[int, np.ndarray] = {}
-        self.draft_probs: dict[int, Tensor] = {}
+        self.proposals = Proposals()
         self.block_tables = []
         self.num_blocks = []
         for group in plan.groups:
@@ -88,23 +87,6 @@ class RowState:
             first = self.num_blocks[group][row]
             self.block_tables[group][row, first : first + len(block_ids)] = block_ids
             self.num_blocks[group][row] = first + len(block_ids)
-
-    def remove(self, rows: np.ndarray) -> None:
-        """Free these rows."""
-        for row in rows.tolist():
-            self.proposals.pop(row, None)
-            self.draft_probs.pop(row, None)
-
-    def propose(self, rows: np.ndarray, token_ids: list[np.ndarray], probs: Tensor | None) -> None:
-        """Keep proposals for rows [B]. probs: see `Drafts`."""
-        self.proposals.update(zip(rows.tolist(), token_ids, strict=True))
-        if probs is not None:
-            parts = probs.split([len(ids) for ids in token_ids])
-            self.draft_probs.update(zip(rows.tolist(), parts, strict=True))
-        elif self.draft_probs:
-            self.draft_probs = {
-                row: kept for row, kept in self.draft_probs.items() if row not in {*rows.tolist()}
-            }
 
     def learn(self, rows: np.ndarray, computed: np.ndarray, token_ids: np.ndarray) -> None:
         """Note the tokens [B] of rows [B] at positions `computed` [B], which may have been sampled
@@ -257,7 +239,8 @@ class InputBuilder:
         rows = batch.rows
         counts = batch.num_scheduled_tokens
         drafts = batch.num_draft_tokens
-        draft_token_ids = self._place_drafts(batch) if drafts.any() else None
+        verified = state.proposals.verified(batch) if drafts.any() else []
+        draft_token_ids = self._place_drafts(verified) if verified else None
         # While a step is in flight, the engine's number is only an upper bound. The row state has
         # the exact number.
         starts = np.minimum(batch.num_computed_tokens, state.num_tokens[rows] - 1, dtype=np.int64)
@@ -293,7 +276,7 @@ class InputBuilder:
         inputs.logits_index = index_tensor
         inputs.offsets = offsets
         inputs.draft_token_ids = draft_token_ids
-        inputs.draft_probs = self._probs_of_drafts(batch) if state.draft_probs else None
+        inputs.draft_probs = state.proposals.probs_of(verified) if verified else None
         return inputs
 
     def fill(
@@ -356,35 +339,15 @@ class InputBuilder:
         self.has_visible = False
         return self.send(0, 0, size)
 
-    def _place_drafts(self, batch: Batch) -> Tensor:
-        """Write this step's drafts after each row's known tokens. Returns the drafts in row
-        order."""
+    def _place_drafts(self, drafts: Sequence[tuple[int, np.ndarray]]) -> Tensor:
+        """Write drafts after the known tokens of their rows. Returns them in row order."""
         state = self.state
-        placed = []
-        for index in np.flatnonzero(batch.num_draft_tokens):
-            row = int(batch.rows[index])
-            count = int(batch.num_draft_tokens[index])
-            proposals = (
-                batch.draft_token_ids.row(int(index))
-                if batch.draft_token_ids is not None
-                else state.proposals[row]
-            )
+        for row, ids in drafts:
             first = state.num_tokens[row]
-            state.token_ids[row, first : first + count] = proposals[:count]
-            placed.append(proposals[:count])
-        drafts = np.concatenate(placed)
-        self.draft_token_ids.array[: len(drafts)] = drafts
-        return self.draft_token_ids.sent(len(drafts))
-
-    def _probs_of_drafts(self, batch: Batch) -> Tensor | None:
-        """Return the probabilities of this step's drafts, in row order."""
-        known = self.state.draft_probs
-        size = next(iter(known.values())).shape[1]
-        nothing = self.last_tokens.new_zeros(1, size, dtype=torch.float32)
-        parts = []
-        for row, count in zip(batch.rows.tolist(), batch.num_draft_tokens.tolist(), strict=True):
-            parts.append(known[row][:count] if row in known else nothing.expand(count, size))
-        return torch.cat(parts) if batch.num_draft_tokens.any() else None
+            state.token_ids[row, first : first + len(ids)] = ids
+        flat = np.concatenate([ids for _, ids in drafts])
+        self.draft_token_ids.array[: len(flat)] = flat
+        return self.draft_token_ids.sent(len(flat))
 
     def _place(
         self,

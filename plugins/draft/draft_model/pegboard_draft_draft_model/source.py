@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.draft import DraftSource
 from pegboard.interfaces.weight_loader import Checkpoint
+from pegboard_drafts.sources import language_of
 
 
 def source(target: Checkpoint, draft: Checkpoint | None) -> DraftSource:
@@ -17,17 +15,10 @@ def source(target: Checkpoint, draft: Checkpoint | None) -> DraftSource:
         raise ConfigError(
             "the method draft_model needs a model: set spec_model, or model in speculative_config"
         )
-    sizes = [_vocab_size(checkpoint.config) for checkpoint in (target, draft)]
+    sizes = [language_of(checkpoint.config).get("vocab_size") for checkpoint in (target, draft)]
     if sizes[0] != sizes[1]:
         raise ModelError(
             f"{draft.path}: its vocabulary has {sizes[1]} tokens, and that of {target.path} has "
             f"{sizes[0]}; a draft model needs the same tokenizer"
         )
     return DraftSource(draft)
-
-
-def _vocab_size(config: Mapping[str, Any]) -> Any:
-    language = config.get("text_config")
-    if isinstance(language, Mapping) and "vocab_size" in language:
-        return language["vocab_size"]
-    return config.get("vocab_size")

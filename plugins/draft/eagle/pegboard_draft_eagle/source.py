@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pegboard.errors import ConfigError, ModelError
+from pegboard.errors import ModelError
 from pegboard.interfaces.draft import DraftSource
 from pegboard.interfaces.weight_loader import Checkpoint
+from pegboard_drafts.sources import language_of, named_by_user
 
 
 def eagle(target: Checkpoint, draft: Checkpoint | None) -> DraftSource:
@@ -21,19 +22,16 @@ def eagle3(target: Checkpoint, draft: Checkpoint | None) -> DraftSource:
     """Return an EAGLE-3 head, which reads the hidden states before three layers. Raises
     ConfigError, ModelError."""
     head = _named(target, draft, "eagle3", "Eagle3")
-    return DraftSource(head, _depths(head, _language(target.config)))
+    return DraftSource(head, _depths(head, language_of(target.config)))
 
 
 def _named(target: Checkpoint, draft: Checkpoint | None, method: str, prefix: str) -> Checkpoint:
     """Return the head under an architecture's name that no other model has: heads often name the
     architecture that they are made for."""
-    if draft is None:
-        raise ConfigError(
-            f"the method {method} needs a head: set spec_model, or model in speculative_config"
-        )
+    draft = named_by_user(draft, method)
     names = draft.architectures or ("LlamaForCausalLM",)
     names = tuple(name if prefix in name else f"{prefix}{name}" for name in names)
-    sizes = [_language(checkpoint.config).get("hidden_size") for checkpoint in (target, draft)]
+    sizes = [language_of(checkpoint.config).get("hidden_size") for checkpoint in (target, draft)]
     if method == "eagle" and sizes[0] != sizes[1]:
         raise ModelError(
             f"{draft.path}: this head reads hidden states of size {sizes[1]}, and those of "
@@ -63,8 +61,3 @@ def _depths(head: Checkpoint, target: Mapping[str, Any]) -> tuple[int, ...]:
             "layers"
         )
     return tuple(chosen)
-
-
-def _language(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    language = config.get("text_config")
-    return language if isinstance(language, Mapping) else config

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from pegboard.interfaces.draft import DraftSetup
+from pegboard_drafts.drawing import DraftColumns
 from pegboard_drafts.heads import HeadsProposer
 
 
 class SpeculatorProposer(HeadsProposer):
-    """Implements `pegboard.interfaces.draft.DraftProposer`. Each draft token is the most likely one
-    after those before it. Its stages are not recorded."""
+    """Implements `pegboard.interfaces.draft.DraftProposer`. Each draft token is drawn after those
+    before it. Its stages are not recorded."""
 
     def __init__(self, options: None, setup: DraftSetup) -> None:
         super().__init__(setup, self.compute)
 
-    def compute(self, hidden: Tensor, last_ids: np.ndarray, sizes: list[int]) -> Sequence[Tensor]:
+    def compute(self, hidden: Tensor, last_ids: np.ndarray, columns: DraftColumns) -> None:
         """See `pegboard_drafts.heads.Compute`."""
         model = self.forwards.model
         state = model.begin(hidden)
         token_ids = torch.from_numpy(last_ids).to(hidden.device)
-        drafts: list[Tensor] = []
-        for stage, size in enumerate(sizes):
+        for stage, size in enumerate(columns.sizes):
             state = model.next(stage, state[:size], token_ids[:size])
-            token_ids = model.logits_of(stage, state).argmax(-1)
-            drafts.append(token_ids)
-        return drafts
+            token_ids = columns.add(model.logits_of(stage, state))

@@ -14,10 +14,9 @@ from pegboard.interfaces.sampler import Sampler, SamplerSetup, SampleStep
 from pegboard.ops.sampling import sample_tokens
 from pegboard_testing.contract_sampler import (
     SamplerContract,
-    log_softmax,
-    processed_logits,
     random_params,
 )
+from pegboard_testing.distributions import log_softmax, processed_logits
 from pegboard_testing.fake_limits import fake_limits
 
 

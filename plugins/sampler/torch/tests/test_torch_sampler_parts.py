@@ -24,7 +24,7 @@ from pegboard_sampler_torch.upload import Upload
 
 from pegboard.ops import sampling as ops
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_sampler import chi_square_fits, softmax
+from pegboard_testing.distributions import chi_square_fits, softmax
 from pegboard_testing.sampling_reference import apply_penalties, log_softmax_topk
 
 quick = settings(max_examples=40, deadline=None)

@@ -1,0 +1,64 @@
+"""What a draft plugin has proposed, until a step verifies it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pegboard.data.batch import Batch
+
+
+class Proposals:
+    """token_ids: row → its draft tokens. probs: row → the probabilities [n, V] with which they were
+    drawn, if they were."""
+
+    def __init__(self) -> None:
+        self.token_ids: dict[int, np.ndarray] = {}
+        self.probs: dict[int, Tensor] = {}
+
+    def keep(
+        self, rows: np.ndarray, token_ids: Sequence[np.ndarray], probs: Tensor | None = None
+    ) -> None:
+        """Keep new proposals of rows [B]. probs: see `Drafts`."""
+        numbers = rows.tolist()
+        self.token_ids.update(zip(numbers, token_ids, strict=True))
+        if probs is not None:
+            parts = probs.split([len(ids) for ids in token_ids])
+            self.probs.update(zip(numbers, parts, strict=True))
+        else:
+            for row in numbers if self.probs else ():
+                self.probs.pop(row, None)
+
+    def remove(self, rows: np.ndarray) -> None:
+        """Forget those of these rows."""
+        for row in rows.tolist():
+            self.token_ids.pop(row, None)
+            self.probs.pop(row, None)
+
+    def verified(self, batch: Batch) -> list[tuple[int, np.ndarray]]:
+        """Return the drafts that a step verifies, with their rows. The engine may have sent
+        them."""
+        sent = batch.draft_token_ids
+        counts = batch.num_draft_tokens
+        drafts = []
+        for index in np.flatnonzero(counts).tolist():
+            row = int(batch.rows[index])
+            ids = self.token_ids[row] if sent is None else sent.row(index)
+            drafts.append((row, ids[: counts[index]]))
+        return drafts
+
+    def probs_of(self, drafts: Sequence[tuple[int, np.ndarray]]) -> Tensor | None:
+        """Return the probabilities [N, V] of these drafts. A row without chance has zeros. None =
+        no draft was drawn."""
+        known = [self.probs[row] for row, _ in drafts if row in self.probs]
+        if not known:
+            return None
+        nothing = known[0].new_zeros(1, known[0].shape[1])
+        parts = [
+            self.probs[row][: len(ids)] if row in self.probs else nothing.expand(len(ids), -1)
+            for row, ids in drafts
+        ]
+        return torch.cat(parts)
