@@ -1,0 +1,129 @@
+"""Multi-token prediction (DeepSeek-AI 2024, "DeepSeek-V3 technical report", section 2.2): a layer
+after the last one of a model predicts one token more, from the hidden states at a token and the
+embedding of the next one.
+
+Whether its own states are given with the next token before or after their norm, and whether the
+first position has an embedding, are those of vLLM, which published checkpoints are used with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pegboard.errors import ModelError
+from pegboard.layers import Build, Embedding, Head, Linear, Norm, size_of
+from pegboard_models.decoder import DecoderSizes
+
+Step = Callable[..., tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class PredictorForm:
+    """What distinguishes the layers of one family. Names are relative to the layer.
+
+    embedding_norm, hidden_norm, projection: names. norm: of the states before the head; "" = they
+    have none. embedding, head: names; the target's are used if the checkpoint has none.
+    hidden_first: the order of the two halves before the projection. masks_first: the embedding at
+    the first position is zero. gives_normed: the states are given with the next token after the
+    norm.
+    """
+
+    embedding_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    projection: str = "eh_proj"
+    norm: str = "shared_head.norm"
+    embedding: str = "embed_tokens"
+    head: str = "shared_head.head"
+    hidden_first: bool = False
+    masks_first: bool = True
+    gives_normed: bool = True
+
+
+class TokenPredictor(nn.Module):
+    """Implements `pegboard.interfaces.draft.DraftModel`. build: of the layer. layer: the decoder
+    layer, (hidden [T, size], None, *step) → (hidden, residual). step: returns what the layer gets
+    besides, from the positions [T]. make_norm: class of the norms."""
+
+    def __init__(
+        self,
+        build: Build,
+        layer: nn.Module,
+        step: Step,
+        sizes: DecoderSizes,
+        form: PredictorForm,
+        make_norm: type[Norm] = Norm,
+    ) -> None:
+        super().__init__()
+        hidden = sizes.hidden_size
+
+        def norm(name: str) -> Norm:
+            return make_norm(build.at(name), hidden, sizes.eps)
+
+        self.form = form
+        self.embedding_norm = norm(form.embedding_norm)
+        self.hidden_norm = norm(form.hidden_norm)
+        self.projection = Linear(build.at(form.projection), 2 * hidden, hidden)
+        self.block = layer
+        self.step = step
+        self.norm = norm(form.norm) if form.norm else None
+        table = build.at(form.embedding)
+        self.embedding: Callable[[Tensor], Tensor] = (
+            Embedding(table, sizes.vocab_size, hidden)
+            if build.has(table.path)
+            else build.target.embed
+        )
+        head = build.at(form.head)
+        self.head: Callable[[Tensor], Tensor] = (
+            Head(head, sizes.vocab_size, hidden) if build.has(head.path) else build.target.logits
+        )
+        build.declared.given = hidden
+
+    def start(self, hidden: Tensor) -> Tensor:
+        """Return the target's states [T, size] as they are."""
+        return hidden
+
+    def embed(self, input_ids: Tensor, *given: Tensor) -> Tensor:
+        """Return the embeddings and what is given, side by side [T, 2 · size]."""
+        embedded = self.embedding(input_ids)
+        return torch.cat([embedded, given[0].to(embedded.dtype)], -1)
+
+    def forward(self, hidden: Tensor, *positions: Tensor) -> Tensor:
+        """Return the states [T, size] that are given with the next token."""
+        embedded, given = (part.contiguous() for part in hidden.chunk(2, -1))
+        if self.form.masks_first:
+            embedded = embedded * (positions[0] > 0).unsqueeze(-1).to(embedded.dtype)
+        halves = [self.embedding_norm(embedded), self.hidden_norm(given)]
+        if self.form.hidden_first:
+            halves.reverse()
+        joined = self.projection(torch.cat(halves, -1))
+        out, residual = self.block.forward(joined, None, *self.step(*positions))
+        if self.norm is not None and self.form.gives_normed:
+            normed: Tensor = self.norm.add(out, residual)[0]
+            return normed
+        summed: Tensor = out if residual is None else out + residual
+        return summed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [T, V] of states that `forward` has returned."""
+        if self.norm is not None and not self.form.gives_normed:
+            hidden = self.norm(hidden)
+        return self.head(hidden)
+
+
+def predictor_path(config: Mapping[str, Any], layers: str = "model.layers") -> str:
+    """Return the path of the first layer of this kind, which follows the model's own layers."""
+    return f"{layers}.{size_of(config, 'num_hidden_layers')}"
+
+
+def check_target(build: Build, architecture: str) -> None:
+    """Raise ModelError if the model is built for itself. architecture: its name."""
+    if build.target is None:
+        raise ModelError(
+            f"{architecture} predicts tokens of another model and generates no text of its own; "
+            "serve that model, and set the method mtp in speculative_config"
+        )

@@ -1,0 +1,131 @@
+"""Speculative decoding with the layers of a checkpoint that predict several tokens (MTP): tokens are
+those of an engine without drafts, and proposals those of the formula in plain torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tiny_predictors import Form, Predictor, block_of, split_off, watch, write_predictor
+
+from pegboard import LLM, SamplingParams
+from pegboard.errors import ConfigError, ModelError
+
+pytestmark = pytest.mark.one_rank
+
+COUNT = 3
+PROMPTS = [[3, 4, 5] * 5, [*range(60, 85)], [5], [9, 8, 7, 9, 8, 7, 6, 9, 8]]
+LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_key_value_heads": 4,
+}
+EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+}
+Write = Callable[..., Predictor]
+
+
+def deepseek(folder: Path, *, is_right: bool = False, **values: Any) -> Predictor:
+    """DeepSeek-V3 with experts, whose layer has an embedding and a head of its own."""
+    at = "model.layers.3"
+    form = Form(embedding=f"{at}.embed_tokens", head=f"{at}.shared_head.head")
+    groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
+    chosen = {**LATENT, **EXPERTS, **groups, "first_k_dense_replace": 1, **values}
+    model, layer, tensors, config = split_off(folder, "deepseek_v3", form, **chosen)
+    block = block_of(model, layer)
+    return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+
+
+def dense_deepseek(folder: Path, *, is_right: bool = False) -> Predictor:
+    """DeepSeek-V3 without experts, whose layer shares the target's embedding and head."""
+    form = Form()
+    chosen = {**LATENT, "first_k_dense_replace": 4, "rope_interleave": False}
+    model, layer, tensors, config = split_off(folder, "deepseek_v3", form, **chosen)
+    block = block_of(model, layer)
+    return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+
+
+TARGETS: dict[str, tuple[Write, str]] = {
+    "deepseek": (deepseek, "deepseek_mtp"),
+    "deepseek, dense": (dense_deepseek, "deepseek_mtp"),
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "recorded": {"block_size": 16},
+    "eager": {"block_size": 16, "enforce_eager": True},
+    "chunked": {"block_size": 16, "max_num_batched_tokens": 8, "max_num_seqs": 4},
+    "preempted": {"block_size": 16, "num_gpu_blocks_override": 6, "max_model_len": 56},
+}
+
+
+def params(**values: Any) -> SamplingParams:
+    chosen = {"max_tokens": 20, "temperature": 0, "ignore_eos": True, "detokenize": False}
+    return SamplingParams(**{**chosen, **values})
+
+
+SAMPLING = [params(), params(temperature=1.0, seed=1, top_p=0.9), params(), params(max_tokens=5)]
+
+
+GREEDY = [params()] * len(PROMPTS)
+
+
+def run(llm: LLM, sampling: list[SamplingParams] = SAMPLING) -> list[list[int]]:
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def drafting(method: str = "mtp", **more: Any) -> dict[str, Any]:
+    config = {"method": method, "num_speculative_tokens": COUNT, "adaptive_length": False, **more}
+    return {"speculative_config": config, "disable_log_stats": False}
+
+
+def value(llm: LLM, name: str) -> Any:
+    return next(metric.value for metric in llm.get_metrics() if metric.name == f"vllm:{name}")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", TARGETS)
+def test_tokens_and_proposals(
+    open_llm: Callable[..., LLM], tmp_path: Path, name: str, engine: str
+) -> None:
+    """Also again, with cached prefixes."""
+    predictor = TARGETS[name][0](tmp_path / "model")
+    with open_llm(predictor.directory, **ENGINES[engine]) as llm:
+        plain = run(llm)
+    with open_llm(predictor.directory, **drafting(), **ENGINES[engine]) as llm:
+        proposed = watch(llm)
+        for _ in range(2):
+            assert run(llm) == plain
+        assert (value(llm, "num_preemptions") > 0) == (engine == "preempted")
+    assert sum(len(each.drafts) == COUNT for each in proposed) > 50
+    texts = {tuple(each.text): each.drafts for each in proposed}
+    for text, drafts in texts.items():
+        assert drafts == predictor.proposals(list(text), len(drafts)), len(text)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_prediction_that_is_right(
+    open_llm: Callable[..., LLM], tmp_path: Path, name: str
+) -> None:
+    """Under the older name of the method."""
+    make, method = TARGETS[name]
+    predictor = make(tmp_path / "model", is_right=True)
+    with open_llm(predictor.directory, block_size=16) as llm:
+        plain = run(llm, GREEDY)
+    with open_llm(predictor.directory, **drafting(method), block_size=16) as llm:
+        assert run(llm, GREEDY) == plain
+        drafts, accepted = (
+            value(llm, f"spec_decode_num_{name}_tokens") for name in ("draft", "accepted")
+        )
+    assert drafts * 0.9 < accepted <= drafts
