@@ -1,15 +1,13 @@
-"""Speculative decoding with the layers of a checkpoint that predict several tokens (MTP): tokens are
-those of an engine without drafts, and proposals those of the formula in plain torch."""
+"""Speculative decoding with the layers of a checkpoint that predict several tokens (MTP): the tokens
+are those of an engine without drafts, and the proposals those of the formula in plain torch."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 from tiny_predictors import Form, Predictor, block_of, split_off, watch, write_predictor
 
 from pegboard import LLM, SamplingParams
@@ -56,9 +54,52 @@ def dense_deepseek(folder: Path, *, is_right: bool = False) -> Predictor:
     return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
 
 
+def mimo(folder: Path, *, is_right: bool = False) -> Predictor:
+    """MiMo is Qwen 2 under its own name. The hidden states come first."""
+    at = "model.mtp_layers.0."
+    names = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+    form = Form(at, *(f"{at}{name}" for name in names), hidden_first=True)
+    model, layer, tensors, config = split_off(folder, "qwen2", form)
+    config |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "attention_bias": True}
+    block = block_of(model, layer)
+    return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+
+
+def glm(folder: Path, *, is_right: bool = False) -> Predictor:
+    """GLM-4 MoE gives its states with the next token before their norm."""
+    at = "model.layers.3."
+    form = Form(head=f"{at}shared_head.head", gives_normed=False, eps=1e-5)
+    groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "use_qk_norm": True}
+    chosen = {**EXPERTS, **groups, "first_k_dense_replace": 1, "head_dim": 16}
+    model, layer, tensors, config = split_off(folder, "glm4_moe", form, **chosen)
+    block = block_of(model, layer)
+    return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+
+
+def ernie(folder: Path, *, is_right: bool = False) -> Predictor:
+    """ERNIE 4.5's layer has no experts, and its states are not normalized."""
+    names = ("mtp_emb_norm", "mtp_hidden_norm", "mtp_linear_proj")
+    parts = (f"model.{name}.0" for name in names)
+    form = Form("model.mtp_block.0.", *parts, norm=None, eps=1e-5)
+    chosen = {
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 2,
+    }
+    model, layer, tensors, config = split_off(folder, "ernie4_5_moe", form, **chosen)
+    block = block_of(model, layer)
+    return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+
+
 TARGETS: dict[str, tuple[Write, str]] = {
     "deepseek": (deepseek, "deepseek_mtp"),
     "deepseek, dense": (dense_deepseek, "deepseek_mtp"),
+    "mimo": (mimo, "mimo_mtp"),
+    "glm": (glm, "glm4_moe_mtp"),
+    "ernie": (ernie, "ernie_mtp"),
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "recorded": {"block_size": 16},

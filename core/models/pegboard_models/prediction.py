@@ -10,29 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Embedding, Head, Linear, Norm, size_of
-from pegboard_models.decoder import DecoderSizes
 
 Step = Callable[..., tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class PredictorForm:
-    """What distinguishes the layers of one family. Names are relative to the layer.
+    """What distinguishes the layers of one family. Names are relative to the path of
+    its parts.
 
-    embedding_norm, hidden_norm, projection: names. norm: of the states before the head; "" = they
-    have none. embedding, head: names; the target's are used if the checkpoint has none.
+    layer: of the decoder layer; "" = the same as the other parts. norm: of the states before the
+    head; "" = they have none. embedding, head: the target's are used if the checkpoint has none, or
+    with "".
     hidden_first: the order of the two halves before the projection. masks_first: the embedding at
     the first position is zero. gives_normed: the states are given with the next token after the
     norm.
     """
 
+    layer: str = ""
     embedding_norm: str = "enorm"
     hidden_norm: str = "hnorm"
     projection: str = "eh_proj"
@@ -43,9 +45,26 @@ class PredictorForm:
     masks_first: bool = True
     gives_normed: bool = True
 
+    def layer_of(self, build: Build) -> Build:
+        """Return the build of the decoder layer. build: of the parts."""
+        return build.at(self.layer) if self.layer else build
+
+
+class Sizes(Protocol):
+    """The sizes of a model."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eps(self) -> float: ...
+
 
 class TokenPredictor(nn.Module):
-    """Implements `pegboard.interfaces.draft.DraftModel`. build: of the layer. layer: the decoder
+    """Implements `pegboard.interfaces.draft.DraftModel`. build: of the parts. layer: the decoder
     layer, (hidden [T, size], None, *step) → (hidden, residual). step: returns what the layer gets
     besides, from the positions [T]. make_norm: class of the norms."""
 
@@ -54,7 +73,7 @@ class TokenPredictor(nn.Module):
         build: Build,
         layer: nn.Module,
         step: Step,
-        sizes: DecoderSizes,
+        sizes: Sizes,
         form: PredictorForm,
         make_norm: type[Norm] = Norm,
     ) -> None:
@@ -71,16 +90,12 @@ class TokenPredictor(nn.Module):
         self.block = layer
         self.step = step
         self.norm = norm(form.norm) if form.norm else None
-        table = build.at(form.embedding)
-        self.embedding: Callable[[Tensor], Tensor] = (
-            Embedding(table, sizes.vocab_size, hidden)
-            if build.has(table.path)
-            else build.target.embed
-        )
-        head = build.at(form.head)
-        self.head: Callable[[Tensor], Tensor] = (
-            Head(head, sizes.vocab_size, hidden) if build.has(head.path) else build.target.logits
-        )
+        self.embedding: Callable[[Tensor], Tensor] = build.target.embed
+        if form.embedding and build.has(build.at(form.embedding).path):
+            self.embedding = Embedding(build.at(form.embedding), sizes.vocab_size, hidden)
+        self.head: Callable[[Tensor], Tensor] = build.target.logits
+        if form.head and build.has(build.at(form.head).path):
+            self.head = Head(build.at(form.head), sizes.vocab_size, hidden)
         build.declared.given = hidden
 
     def start(self, hidden: Tensor) -> Tensor:

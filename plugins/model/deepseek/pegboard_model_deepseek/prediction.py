@@ -32,11 +32,11 @@ class LatentPredictor(LatentLayers, TokenPredictor):
         shape = Shape(config)
         self.pairs = has_pairs(config)
         rope = rope_of(build, config, shape)
-        layer = self.layer(root, 0, shape, config)
+        layer = self.layer(self.form.layer_of(root), 0, shape, config)
         super().__init__(root, layer, lambda *positions: (rope(*positions),), shape, self.form)
 
     def path(self, config: Mapping[str, Any]) -> str:
-        """Return the path of the layer."""
+        """Return the path of the parts."""
         return predictor_path(config)
 
     def of_one_layer(self, config: Mapping[str, Any]) -> dict[str, Any]:
