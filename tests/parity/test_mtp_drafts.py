@@ -1,13 +1,17 @@
-"""Speculative decoding with the layers of a checkpoint that predict several tokens (MTP): the tokens
-are those of an engine without drafts, and the proposals those of the formula in plain torch."""
+"""Speculative decoding with the layers of a checkpoint that predict several tokens (MTP): the
+tokens are those of an engine without drafts, and the proposals those of the formula in plain torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pegboard_model_deepseek.pangu import NAMES
+from test_latent_parity import sandwiched
+from torch import Tensor
 from tiny_predictors import Form, Predictor, block_of, split_off, watch, write_predictor
 
 from pegboard import LLM, SamplingParams
@@ -94,12 +98,80 @@ def ernie(folder: Path, *, is_right: bool = False) -> Predictor:
     return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
 
 
+def longcat(folder: Path, *, is_right: bool = False) -> Predictor:
+    """LongCat-Flash's layer is half of one of the target's. No position is masked."""
+    at = "model.mtp.layers.0."
+    parts = (f"{at}{name}" for name in ("enorm.m", "hnorm.m", "eh_proj"))
+    embedding = "model.mtp.embed_tokens"
+    form = Form(at, *parts, norm="model.mtp.norm", embedding=embedding, masks_first=False)
+    chosen = {
+        **LATENT,
+        "num_hidden_layers": None,
+        "intermediate_size": None,
+        "ffn_hidden_size": 48,
+        "expert_ffn_hidden_size": 32,
+        "n_routed_experts": 6,
+        "zero_expert_num": 0 if is_right else 4,
+        "moe_topk": 4,
+        "routed_scaling_factor": 1.9,
+        "head_dim": LATENT["qk_rope_head_dim"],
+    }
+    model, layer, tensors, config = split_off(folder, "longcat_flash", form, "num_layers", **chosen)
+    halves: Any = layer
+    first = {
+        "self_attn.0.": "self_attn.",
+        "mlps.0.": "transformer_layer.mlp.",
+        "input_layernorm.0.": "input_layernorm.",
+        "post_attention_layernorm.0.": "post_attention_layernorm.",
+    }
+    for name in [name for name in tensors if name.startswith(at)]:
+        tensor = tensors.pop(name)
+        for old, new in first.items():
+            if name.startswith(f"{at}{old}"):
+                tensors[name.replace(old, new)] = tensor
+
+    def half(hidden: Tensor, **step: Any) -> Tensor:
+        hidden = hidden + halves.self_attn[0](halves.input_layernorm[0](hidden), **step)[0]
+        out: Tensor = hidden + halves.mlps[0](halves.post_attention_layernorm[0](hidden))
+        return out
+
+    block = block_of(model, half)
+    return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+
+
+def pangu(folder: Path, *, is_right: bool = False) -> Predictor:
+    """openPangu is DeepSeek-V3 without corrections, with norms of the blocks' results."""
+    form = Form(eps=1e-3)
+    groups = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7, "rms_norm_eps": 1e-3}
+    chosen = {**LATENT, **EXPERTS, **groups, "first_k_dense_replace": 1}
+    model, layer, tensors, config = split_off(folder, "deepseek_v3", form, **chosen)
+    tensors = {name: x for name, x in tensors.items() if not name.endswith("correction_bias")}
+    for index, each in enumerate([*model.model.layers, layer]):
+        for name, buffer in each.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.zero_()
+        norms = [type(each.input_layernorm)(32, eps=1e-3) for _ in range(2)]
+        for name, norm in zip(("pre_mlp", "post_mlp"), norms, strict=True):
+            norm.weight.data.normal_(1, 0.3)
+            tensors[f"model.layers.{index}.{name}_layernorm.weight"] = norm.weight.data
+        each.forward = partial(sandwiched, each, *norms)
+    config |= {name: config.pop(standard, None) for standard, name in NAMES.items()}
+    config |= {"num_dense_layers": 1, "sandwich_norm": True, "model_type": "pangu_ultra_moe"}
+    config["architectures"] = ["PanguUltraMoEForCausalLM"]
+    for name in ("mlp_layer_types", "n_group", "topk_group", "rope_interleave"):
+        config.pop(name, None)
+    block = block_of(model, layer)
+    return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+
+
 TARGETS: dict[str, tuple[Write, str]] = {
     "deepseek": (deepseek, "deepseek_mtp"),
     "deepseek, dense": (dense_deepseek, "deepseek_mtp"),
     "mimo": (mimo, "mimo_mtp"),
     "glm": (glm, "glm4_moe_mtp"),
     "ernie": (ernie, "ernie_mtp"),
+    "longcat": (longcat, "longcat_flash_mtp"),
+    "pangu": (pangu, "pangu_ultra_moe_mtp"),
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "recorded": {"block_size": 16},

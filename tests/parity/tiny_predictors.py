@@ -91,7 +91,7 @@ def causal(length: int) -> Tensor:
     return torch.full((1, 1, length, length), torch.finfo(torch.float32).min).triu(1)
 
 
-def block_of(model: Any, layer: nn.Module) -> Callable[[Tensor], Tensor]:
+def block_of(model: Any, layer: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
     """Return what computes a layer of transformers, with the rotation of its model."""
 
     def block(hidden: Tensor) -> Tensor:
@@ -164,11 +164,11 @@ def make_right(model: Any, stored: Tensors, form: Form) -> None:
 
 
 def split_off(
-    folder: Path, model_type: str, form: Form, **values: Any
+    folder: Path, model_type: str, form: Form, count: str = "num_hidden_layers", **values: Any
 ) -> tuple[Any, nn.Module, Tensors, dict[str, Any]]:
     """Return a target of transformers, the layer that follows its last one, all tensors under their
-    names, and the config."""
-    values = {"num_hidden_layers": LAYERS + 1, "tie_word_embeddings": False, **values}
+    names, and the config. count: what the config calls the number of layers."""
+    values = {count: LAYERS + 1, "tie_word_embeddings": False, **values}
     model = make_model(model_type, **values)
     model.save_pretrained(folder)
     stored = load_file(folder / "model.safetensors")
@@ -179,9 +179,9 @@ def split_off(
     }
     layer = model.model.layers[LAYERS]
     model.model.layers = model.model.layers[:LAYERS]
-    model.config.num_hidden_layers = LAYERS
+    setattr(model.config, count, LAYERS)
     config = json.loads((folder / "config.json").read_text())
-    config["num_hidden_layers"] = LAYERS
+    config[count] = LAYERS
     config["num_nextn_predict_layers"] = 1
     for name in ("mlp_layer_types", "layer_types"):
         if config.get(name):

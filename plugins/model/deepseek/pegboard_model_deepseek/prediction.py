@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from pegboard.layers import Build, read
-from pegboard_model_deepseek.decoder import LatentLayers, rope_of
+from pegboard_model_deepseek import longcat, pangu
+from pegboard_model_deepseek.decoder import LatentLayers, mlp, rope_of
 from pegboard_model_deepseek.deepseek import DeepseekV3Layers, has_pairs
-from pegboard_model_deepseek.pangu import PanguLayers, standard
+from pegboard_model_deepseek.pangu import PanguLayers
 from pegboard_model_deepseek.shape import Shape, sparse_layers
 from pegboard_models.prediction import (
     PredictorForm,
@@ -52,7 +55,38 @@ class OpenPanguMTP(PanguLayers, LatentPredictor):
     architecture = "OpenPanguMTPModel"
 
     def of_one_layer(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        return one_layer(standard(config))
+        return one_layer(pangu.standard(config))
+
+
+class LongCatFlashMTP(LatentPredictor):
+    """Its layer is half of one of the target's, without the experts."""
+
+    form = PredictorForm(
+        layer="layers.0",
+        embedding_norm="layers.0.enorm.m",
+        hidden_norm="layers.0.hnorm.m",
+        projection="layers.0.eh_proj",
+        norm="norm",
+        head="",
+        masks_first=False,
+    )
+    architecture = "LongCatFlashMTPModel"
+
+    def path(self, config: Mapping[str, Any]) -> str:
+        return "model.mtp"
+
+    def of_one_layer(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {**longcat.standard(config), "num_hidden_layers": 1}
+
+    def attention(
+        self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+    ) -> nn.Module:
+        return longcat.scaled_attention(build, index, shape, config)
+
+    def feed_forward(
+        self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+    ) -> nn.Module:
+        return mlp(build.at("transformer_layer.mlp"), shape)
 
 
 def one_layer(config: Mapping[str, Any]) -> dict[str, Any]:
