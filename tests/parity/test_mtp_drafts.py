@@ -1,23 +1,26 @@
-"""Speculative decoding with the layers of a checkpoint that predict several tokens (MTP): the
-tokens are those of an engine without drafts, and the proposals those of the formula in plain torch."""
+"""Speculative decoding with the layers of a checkpoint that predict several tokens (MTP): the tokens
+are those of plain decoding, and the proposals those of the formula in plain torch."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pegboard_model_deepseek.pangu import NAMES
+from safetensors.torch import load_file, save_file
 from test_latent_parity import sandwiched
 from torch import Tensor
 from tiny_predictors import Form, Predictor, block_of, split_off, watch, write_predictor
 
 from pegboard import LLM, SamplingParams
 from pegboard.errors import ConfigError, ModelError
-
-pytestmark = pytest.mark.one_rank
 
 COUNT = 3
 PROMPTS = [[3, 4, 5] * 5, [*range(60, 85)], [5], [9, 8, 7, 9, 8, 7, 6, 9, 8]]
@@ -55,7 +58,8 @@ def dense_deepseek(folder: Path, *, is_right: bool = False) -> Predictor:
     chosen = {**LATENT, "first_k_dense_replace": 4, "rope_interleave": False}
     model, layer, tensors, config = split_off(folder, "deepseek_v3", form, **chosen)
     block = block_of(model, layer)
-    return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+    made = write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+    return replace(made, layer=layer)
 
 
 def mimo(folder: Path, *, is_right: bool = False) -> Predictor:
@@ -164,6 +168,26 @@ def pangu(folder: Path, *, is_right: bool = False) -> Predictor:
     return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
 
 
+def eagle(folder: Path, *, is_right: bool = False) -> Predictor:
+    """A head of DeepSeek-V3's layers in a checkpoint of its own. It masks no position."""
+    names = ("enorm", "hnorm", "fc", "norm", "embed_tokens")
+    form = Form("layers.0.", *names, masks_first=False)
+    chosen = {**LATENT, **EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    model, layer, tensors, config = split_off(folder, "deepseek_v3", form, **chosen)
+    block = block_of(model, layer)
+    both = write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+    stored = load_file(folder / "model.safetensors")
+    own = {name: x for name, x in stored.items() if name.startswith(("layers.0.", *names))}
+    rest = {name: x for name, x in stored.items() if name not in own}
+    save_file(rest, folder / "model.safetensors", {"format": "pt"})
+    both.draft = folder / "head"
+    both.draft.mkdir()
+    save_file(own, both.draft / "model.safetensors", {"format": "pt"})
+    head = {**config, "num_hidden_layers": 1, "architectures": ["EagleDeepSeekMTPModel"]}
+    (both.draft / "config.json").write_text(json.dumps(head))
+    return both
+
+
 TARGETS: dict[str, tuple[Write, str]] = {
     "deepseek": (deepseek, "deepseek_mtp"),
     "deepseek, dense": (dense_deepseek, "deepseek_mtp"),
@@ -172,6 +196,7 @@ TARGETS: dict[str, tuple[Write, str]] = {
     "ernie": (ernie, "ernie_mtp"),
     "longcat": (longcat, "longcat_flash_mtp"),
     "pangu": (pangu, "pangu_ultra_moe_mtp"),
+    "eagle": (eagle, "eagle"),
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "recorded": {"block_size": 16},
@@ -198,8 +223,10 @@ def run(llm: LLM, sampling: list[SamplingParams] = SAMPLING) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def drafting(method: str = "mtp", **more: Any) -> dict[str, Any]:
+def drafting(predictor: Predictor, method: str = "mtp", **more: Any) -> dict[str, Any]:
     config = {"method": method, "num_speculative_tokens": COUNT, "adaptive_length": False, **more}
+    if predictor.draft is not None:
+        config |= {"method": "eagle", "model": str(predictor.draft)}
     return {"speculative_config": config, "disable_log_stats": False}
 
 
@@ -207,6 +234,7 @@ def value(llm: LLM, name: str) -> Any:
     return next(metric.value for metric in llm.get_metrics() if metric.name == f"vllm:{name}")
 
 
+@pytest.mark.one_rank
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", TARGETS)
 def test_tokens_and_proposals(
@@ -216,7 +244,7 @@ def test_tokens_and_proposals(
     predictor = TARGETS[name][0](tmp_path / "model")
     with open_llm(predictor.directory, **ENGINES[engine]) as llm:
         plain = run(llm)
-    with open_llm(predictor.directory, **drafting(), **ENGINES[engine]) as llm:
+    with open_llm(predictor.directory, **drafting(predictor), **ENGINES[engine]) as llm:
         proposed = watch(llm)
         for _ in range(2):
             assert run(llm) == plain
@@ -236,8 +264,83 @@ def test_a_prediction_that_is_right(
     predictor = make(tmp_path / "model", is_right=True)
     with open_llm(predictor.directory, block_size=16) as llm:
         plain = run(llm, GREEDY)
-    with open_llm(predictor.directory, **drafting(method), block_size=16) as llm:
+    with open_llm(predictor.directory, **drafting(predictor, method), block_size=16) as llm:
         assert run(llm, GREEDY) == plain
+        drafts, accepted = (
+            value(llm, f"spec_decode_num_{name}_tokens") for name in ("draft", "accepted")
+        )
+    assert drafts * 0.9 < accepted <= drafts
+
+
+def test_a_quantized_checkpoint(open_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    """In DeepSeek-V3's layout: float8 with scales of blocks, but the projection is plain."""
+    predictor = dense_deepseek(tmp_path / "model")
+    path = predictor.directory / "model.safetensors"
+    stored = load_file(path)
+    whole = dict(predictor.model.named_parameters())
+    whole |= {f"model.layers.3.{name}": x for name, x in predictor.layer.named_parameters()}
+    matrices = [name for name in stored if name.endswith("proj.weight") and "eh_proj" not in name]
+    assert any(name.startswith("model.layers.3.") for name in matrices)
+    for name in matrices:
+        scale = stored[name].abs().amax() / 448
+        codes = (stored[name] / scale).to(torch.float8_e4m3fn)
+        whole[name].data.copy_(codes.float() * scale)
+        stored |= {name: codes, f"{name}_scale_inv": scale.view(1, 1)}
+    save_file(stored, path, {"format": "pt"})
+    path = predictor.directory / "config.json"
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config = {**json.loads(path.read_text()), "quantization_config": quantization}
+    path.write_text(json.dumps(config))
+    with open_llm(predictor.directory, **drafting(predictor), block_size=16) as llm:
+        proposed = watch(llm)
+        run(llm, GREEDY)
+    equal = [each.drafts == predictor.proposals(each.text, len(each.drafts)) for each in proposed]
+    assert sum(equal) > 0.95 * len(equal) and len(equal) > 20
+
+
+@pytest.mark.parametrize("name", ["deepseek", "mimo"])
+def test_checkpoints_that_do_not_fit(
+    open_llm: Callable[..., LLM], tmp_path: Path, name: str
+) -> None:
+    predictor = TARGETS[name][0](tmp_path / "model")
+    settings = drafting(predictor, "ernie_mtp")
+    with pytest.raises(ConfigError, match="ernie_mtp needs a model of Ernie4_5_MoeForCausalLM"):
+        open_llm(predictor.directory, **settings)
+    path = predictor.directory / "model.safetensors"
+    stored = load_file(path)
+    projection = f"{predictor.form.projection}.weight"
+    changes: list[tuple[dict[str, Tensor], str]] = [
+        ({**stored, projection: torch.zeros(7, 64)}, f"{projection} has shape"),
+        ({key: x for key, x in stored.items() if key != projection}, "lacks 1 tensors"),
+        (
+            {key: x for key, x in stored.items() if not key.startswith(predictor.form.layer)},
+            f"no tensors {predictor.form.layer}",
+        ),
+    ]
+    for tensors, words in changes:
+        save_file(tensors, path, {"format": "pt"})
+        with pytest.raises(ModelError, match=words):
+            open_llm(predictor.directory, **drafting(predictor))
+        open_llm(predictor.directory).close()
+    path = predictor.directory / "config.json"
+    config = {**json.loads(path.read_text()), "num_nextn_predict_layers": 0}
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="num_nextn_predict_layers=0"):
+        open_llm(predictor.directory, **drafting(predictor))
+
+
+def test_the_layers_may_be_in_another_checkpoint(
+    open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    """As of a conversion that has left them out."""
+    predictor = mimo(tmp_path / "model", is_right=True)
+    shutil.copytree(predictor.directory, tmp_path / "whole")
+    path = predictor.directory / "model.safetensors"
+    kept = {name: x for name, x in load_file(path).items() if "mtp_layers" not in name}
+    save_file(kept, path, {"format": "pt"})
+    more = drafting(predictor, model=str(tmp_path / "whole"))
+    with open_llm(predictor.directory, **more, block_size=16) as llm:
+        run(llm, GREEDY)
         drafts, accepted = (
             value(llm, f"spec_decode_num_{name}_tokens") for name in ("draft", "accepted")
         )

@@ -46,13 +46,16 @@ class Form:
 
 @dataclass
 class Predictor:
-    """A target and its prediction. block: (inputs [1, T, hidden]) → the same after the layer."""
+    """A target and its prediction. block: (inputs [1, T, hidden]) → the same after the layer.
+    layer: of transformers, in `block`. draft: the checkpoint of the prediction, None = the target's."""
 
     directory: Path
     model: Any
     block: Callable[[Tensor], Tensor]
     form: Form
     tensors: Tensors = field(default_factory=dict)
+    draft: Path | None = None
+    layer: Any = None
 
     def proposals(self, text: list[int], count: int) -> list[int]:
         """Return the drafts after a text, whose last token the target has not computed."""

@@ -131,14 +131,20 @@ class TokenPredictor(nn.Module):
 
 
 def predictor_path(config: Mapping[str, Any], layers: str = "model.layers") -> str:
-    """Return the path of the first layer of this kind, which follows the model's own layers."""
-    return f"{layers}.{size_of(config, 'num_hidden_layers')}"
+    """Return the path of the first layer of this kind, which follows the model's own layers. Raises
+    ModelError if the config has no number of these."""
+    count = size_of(config, "num_hidden_layers")
+    if count < 1:
+        raise ModelError(
+            f"the checkpoint's config has num_hidden_layers={count}; expected a positive number"
+        )
+    return f"{layers}.{count}"
 
 
-def check_target(build: Build, architecture: str) -> None:
-    """Raise ModelError if the model is built for itself. architecture: its name."""
+def check_target(build: Build, architecture: str, method: str = "mtp") -> None:
+    """Raise ModelError if the model is built for itself. architecture, method: their names."""
     if build.target is None:
         raise ModelError(
             f"{architecture} predicts tokens of another model and generates no text of its own; "
-            "serve that model, and set the method mtp in speculative_config"
+            f"serve that model, and set the method {method} in speculative_config"
         )

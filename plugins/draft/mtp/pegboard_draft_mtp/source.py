@@ -76,6 +76,12 @@ qwen3_next_mtp = partial(mtp, method="qwen3_next_mtp")
 
 def _check_same(target: Checkpoint, draft: Checkpoint) -> None:
     """Raise ModelError if the named checkpoint is another model."""
+    if draft.architectures != target.architectures:
+        raise ModelError(
+            f"{draft.path} is a model of {', '.join(draft.architectures) or 'no architecture'}; the "
+            f"layers of {', '.join(target.architectures)} are needed: leave out spec_model, or name "
+            "the same model"
+        )
     both = [{name: checkpoint.config.get(name) for name in SAME} for checkpoint in (target, draft)]
     if both[0] != both[1]:
         raise ModelError(
@@ -88,7 +94,7 @@ def _check_layers(checkpoint: Checkpoint, family: Family) -> None:
     """Raise ModelError if the checkpoint has no such layers."""
     config = checkpoint.config
     count = config.get(COUNT)
-    if family.is_counted and (not isinstance(count, int) or count < 1):
+    if family.is_counted and (type(count) is not int or count < 1):
         raise ModelError(
             f"{checkpoint.path}: the config has {COUNT}={count!r}; the method needs at least 1 "
             "layer that predicts tokens: use a checkpoint that has them, or another method"
