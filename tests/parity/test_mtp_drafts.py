@@ -1,4 +1,4 @@
-"""Speculative decoding with the layers of a checkpoint that predict several tokens (MTP): the tokens
+"""Speculative decoding with the layers of a checkpoint that predict several tokens (MTP): tokens
 are those of plain decoding, and the proposals those of the formula in plain torch."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from pegboard_model_deepseek.pangu import NAMES
 from safetensors.torch import load_file, save_file
 from test_latent_parity import sandwiched
-from torch import Tensor
 from tiny_predictors import Form, Predictor, block_of, split_off, watch, write_predictor
+from torch import Tensor
 
 from pegboard import LLM, SamplingParams
 from pegboard.errors import ConfigError, ModelError
@@ -58,8 +58,8 @@ def dense_deepseek(folder: Path, *, is_right: bool = False) -> Predictor:
     chosen = {**LATENT, "first_k_dense_replace": 4, "rope_interleave": False}
     model, layer, tensors, config = split_off(folder, "deepseek_v3", form, **chosen)
     block = block_of(model, layer)
-    made = write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
-    return replace(made, layer=layer)
+    predictor = write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+    return replace(predictor, layer=layer)
 
 
 def mimo(folder: Path, *, is_right: bool = False) -> Predictor:
@@ -175,17 +175,17 @@ def eagle(folder: Path, *, is_right: bool = False) -> Predictor:
     chosen = {**LATENT, **EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     model, layer, tensors, config = split_off(folder, "deepseek_v3", form, **chosen)
     block = block_of(model, layer)
-    both = write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+    predictor = write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
     stored = load_file(folder / "model.safetensors")
-    own = {name: x for name, x in stored.items() if name.startswith(("layers.0.", *names))}
-    rest = {name: x for name, x in stored.items() if name not in own}
+    tensors = {name: x for name, x in stored.items() if name.startswith(("layers.0.", *names))}
+    rest = {name: x for name, x in stored.items() if name not in tensors}
     save_file(rest, folder / "model.safetensors", {"format": "pt"})
-    both.draft = folder / "head"
-    both.draft.mkdir()
-    save_file(own, both.draft / "model.safetensors", {"format": "pt"})
+    predictor.draft = folder / "head"
+    predictor.draft.mkdir()
+    save_file(tensors, predictor.draft / "model.safetensors", {"format": "pt"})
     head = {**config, "num_hidden_layers": 1, "architectures": ["EagleDeepSeekMTPModel"]}
-    (both.draft / "config.json").write_text(json.dumps(head))
-    return both
+    (predictor.draft / "config.json").write_text(json.dumps(head))
+    return predictor
 
 
 TARGETS: dict[str, tuple[Write, str]] = {
@@ -321,7 +321,8 @@ def test_checkpoints_that_do_not_fit(
         save_file(tensors, path, {"format": "pt"})
         with pytest.raises(ModelError, match=words):
             open_llm(predictor.directory, **drafting(predictor))
-        open_llm(predictor.directory).close()
+        with open_llm(predictor.directory):
+            pass
     path = predictor.directory / "config.json"
     config = {**json.loads(path.read_text()), "num_nextn_predict_layers": 0}
     path.write_text(json.dumps(config))

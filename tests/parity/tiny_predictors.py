@@ -47,7 +47,8 @@ class Form:
 @dataclass
 class Predictor:
     """A target and its prediction. block: (inputs [1, T, hidden]) → the same after the layer.
-    layer: of transformers, in `block`. draft: the checkpoint of the prediction, None = the target's."""
+    layer: of transformers, which `block` computes. draft: the checkpoint of the prediction, None =
+    the target's."""
 
     directory: Path
     model: Any
@@ -161,9 +162,9 @@ def make_right(model: Any, stored: Tensors, form: Form) -> None:
     stored[f"{form.embedding_norm}.weight"] = torch.ones(HIDDEN)
     norm = form.norm or form.embedding_norm
     stored[f"{norm}.weight"] = stored["model.norm.weight"].clone()
-    for own, shared in ((form.embedding, "model.embed_tokens"), (form.head, "lm_head")):
-        if own:
-            stored[f"{own}.weight"] = stored[f"{shared}.weight"].clone()
+    for name, shared in ((form.embedding, "model.embed_tokens"), (form.head, "lm_head")):
+        if name:
+            stored[f"{name}.weight"] = stored[f"{shared}.weight"].clone()
 
 
 def split_off(

@@ -130,15 +130,19 @@ class TokenPredictor(nn.Module):
         return self.head(hidden)
 
 
-def predictor_path(config: Mapping[str, Any], layers: str = "model.layers") -> str:
-    """Return the path of the first layer of this kind, which follows the model's own layers. Raises
-    ModelError if the config has no number of these."""
+def count_layers(config: Mapping[str, Any]) -> int:
+    """Return the number of the model's own layers. Raises ModelError if it is not positive."""
     count = size_of(config, "num_hidden_layers")
     if count < 1:
         raise ModelError(
             f"the checkpoint's config has num_hidden_layers={count}; expected a positive number"
         )
-    return f"{layers}.{count}"
+    return count
+
+
+def predictor_path(config: Mapping[str, Any]) -> str:
+    """Return the path of the first layer of this kind, which follows the model's own layers."""
+    return f"model.layers.{count_layers(config)}"
 
 
 def check_target(build: Build, architecture: str, method: str = "mtp") -> None:

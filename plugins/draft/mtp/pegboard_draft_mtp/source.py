@@ -77,10 +77,10 @@ qwen3_next_mtp = partial(mtp, method="qwen3_next_mtp")
 def _check_same(target: Checkpoint, draft: Checkpoint) -> None:
     """Raise ModelError if the named checkpoint is another model."""
     if draft.architectures != target.architectures:
+        names = ", ".join(draft.architectures) or "no architecture"
         raise ModelError(
-            f"{draft.path} is a model of {', '.join(draft.architectures) or 'no architecture'}; the "
-            f"layers of {', '.join(target.architectures)} are needed: leave out spec_model, or name "
-            "the same model"
+            f"{draft.path} is a model of {names}; the layers of {', '.join(target.architectures)} "
+            "are needed: leave out spec_model, or name the same model"
         )
     both = [{name: checkpoint.config.get(name) for name in SAME} for checkpoint in (target, draft)]
     if both[0] != both[1]:

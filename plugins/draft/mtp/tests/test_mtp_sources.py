@@ -41,10 +41,10 @@ def test_the_target_is_read_as_its_layers(method: str) -> None:
     target = checkpoint(METHODS[method])
     family = FAMILIES[METHODS[method]]
     for make in (source.mtp, getattr(source, method)):
-        made = make(target, None)
-        assert made.checkpoint.architectures == (family.architecture,)
-        assert made.checkpoint.config["architectures"] == [family.architecture]
-        assert made.checkpoint.path == target.path and made.taps == ()
+        draft = make(target, None)
+        assert draft.checkpoint.architectures == (family.architecture,)
+        assert draft.checkpoint.config["architectures"] == [family.architecture]
+        assert draft.checkpoint.path == target.path and draft.taps == ()
     assert target.architectures == (METHODS[method],)
 
 

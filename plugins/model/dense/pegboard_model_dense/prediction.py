@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pegboard.layers import Build, size_of
+from pegboard.layers import Build
 from pegboard_model_dense.architecture import Architecture, LayerSizes
 from pegboard_model_dense.decoder import Decoder, Layers, make_rope
 from pegboard_model_dense.ernie import ErnieMoe
@@ -19,6 +19,7 @@ from pegboard_models.prediction import (
     PredictorForm,
     TokenPredictor,
     check_target,
+    count_layers,
     predictor_path,
 )
 
@@ -33,7 +34,7 @@ class DensePredictor(Layers, TokenPredictor):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         check_target(build, self.architecture)
         root = build.at(self.path(config))
-        count = size_of(config, "num_hidden_layers")
+        count = count_layers(config)
         model = self.family.architecture({**config, "num_hidden_layers": count + 1})
         model = replace(model, layers=(self.sizes(model),))
         ropes = [make_rope(build, rule, model.max_positions) for rule in model.ropes]
