@@ -66,7 +66,8 @@ class Sizes(Protocol):
 class TokenPredictor(nn.Module):
     """Implements `pegboard.interfaces.draft.DraftModel`. build: of the parts. layer: the decoder
     layer, (hidden [T, size], None, *step) → (hidden, residual). step: returns what the layer gets
-    besides, from the positions [T]. make_norm: class of the norms."""
+    besides, from the positions [T]. make_norm: (build, size, eps) → one
+    of the norms."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class TokenPredictor(nn.Module):
         step: Step,
         sizes: Sizes,
         form: PredictorForm,
-        make_norm: type[Norm] = Norm,
+        make_norm: Callable[..., Norm] = Norm,
     ) -> None:
         super().__init__()
         hidden = sizes.hidden_size
