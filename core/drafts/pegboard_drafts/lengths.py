@@ -94,9 +94,9 @@ class DraftLengths:
             return [proposal[:0] for proposal in proposals]
         return kept
 
-    def _tokens_in(self, seconds: float, num_rows: int) -> float:
-        """Return how many tokens plain decoding gives in this time."""
-        return seconds * num_rows / self._costs.plain(num_rows)
+    def _tokens_in(self, cost: float, num_rows: int) -> float:
+        """Return how many tokens plain decoding gives in this time, in the unit of `costs`."""
+        return cost * num_rows / self._costs.plain(num_rows)
 
     def _worth(self, num_rows: int) -> float:
         """Return the probability from which on a draft is worth its time."""
@@ -109,7 +109,7 @@ class DraftLengths:
             return counts
         rates = [self._rates[row] for row in rows]
         worth = self._worth(len(rows))
-        depth = self._tokens_in(self._depth_s, len(rows))
+        depth = self._tokens_in(self._costs.of(self._depth_s), len(rows))
         value = 0.0
         best = (0.0, 0)
         for place in range(1, max(counts) + 1):
