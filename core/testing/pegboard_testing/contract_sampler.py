@@ -6,7 +6,8 @@
 
 `processed_logits` implements the meaning of every parameter again, for one row and in plain Python.
 The sampler is compared with it: exactly if it returns its distribution (processed logprobs), and by
-chi-square if it draws tokens.
+chi-square if it draws tokens. A sampler that draws drafts (`DrawsDrafts`) takes
+`DraftSamplerContract`.
 """
 
 from __future__ import annotations
@@ -226,56 +227,11 @@ class SamplerContract:
         assert chi_square_fits(first, softmax(p0 / 0.8)), first
         assert second.sum() > 0 and chi_square_fits(second, softmax(p1 / 0.8)), second
 
-    @pytest.mark.parametrize("case", DRAWN, ids=str)
-    def test_drafts_that_are_drawn_are_lossless(self, case: dict[str, Any]) -> None:
-        """20,000 draws. The tokens are distributed as without drafts, and more drafts are accepted
-        than if each were the most likely one. A row with a seed gets the tokens that it gets
-        alone."""
-        rng = np.random.default_rng(4)
-        sampler = self.make(rows=256, vocab_size=6)
-        drawer: Any = sampler
-        if not hasattr(sampler, "draw_drafts"):
-            pytest.skip("the sampler draws no drafts")
-        (p0, p1, q0) = rng.normal(0, 1, (3, 6))
-        q0 = (p0 + q0) / 2
-        params = Params(max_tokens=None, **case)
-        for row in range(255):
-            self.add(sampler, row, params)
-        self.add(sampler, 255, Params(max_tokens=None, seed=5, **case))
-        alone = self.make(rows=1, vocab_size=6)
-        self.add(alone, 0, Params(max_tokens=None, seed=5, **case))
-        first = np.zeros(6)
-        second = np.zeros(6)
-        for _ in range(80):
-            rows = np.arange(256)
-            q = tensor(np.tile(q0, (256, 1)), "float32").to(self.device)
-            ids, probs = drawer.draw_drafts(q, rows)
-            assert probs is not None and not probs[255].any()
-            drafts = [[token] for token in ids.tolist()]
-            assert bool((probs.gather(1, ids[:, None])[:255] > 0).all())
-            sampled = self.run(
-                sampler, np.tile([p0, p1], (256, 1)), rows, drafts, draft_probs=probs
-            )
-            *drawn, seeded = self.tokens(sampled)
-            for chosen in drawn:
-                first[chosen[0]] += 1
-                for token in chosen[1:]:
-                    second[token] += 1
-            assert seeded == [
-                token
-                for logits in (p0, p1)[: len(seeded)]
-                for (token,) in self.tokens(self.run(alone, logits[None], [0]))
-            ]
-            if NEEDS_HISTORY & case.keys():  # which must not grow
-                for row in range(255):
-                    self.add(sampler, row, params)
-        expected = [processed_logits(logits, params, [1], []) for logits in (p0, p1)]
-        assert chi_square_fits(first, softmax(expected[0])), first
-        if not NEEDS_HISTORY & case.keys():
-            assert second.sum() > 0 and chi_square_fits(second, softmax(expected[1])), second
-        if not case:
-            usual = softmax(p0)[int(q0.argmax())] * first.sum()
-            assert second.sum() > 1.1 * usual, (second.sum(), usual)
+    def test_drawn_drafts_have_their_contract(self) -> None:
+        is_drawer = hasattr(self.make(), "draw_drafts")
+        assert isinstance(self, DraftSamplerContract) == is_drawer, (
+            "the tests of a sampler with draw_drafts derive from DraftSamplerContract"
+        )
 
     def test_greedy_drafts_are_accepted_while_they_are_the_argmax(self) -> None:
         rng = np.random.default_rng(3)
@@ -622,3 +578,56 @@ class RecordingProcessor:
     def extend(self, rows: np.ndarray, token_ids: Sequence[Sequence[int]]) -> None:
         for row, tokens in zip(rows.tolist(), token_ids, strict=True):
             self.tokens.setdefault(row, []).extend(tokens)
+
+
+class DraftSamplerContract(SamplerContract):
+    """A sampler that draws drafts (`DrawsDrafts`) passes these in addition."""
+
+    @pytest.mark.parametrize("case", DRAWN, ids=str)
+    def test_drafts_that_are_drawn_are_lossless(self, case: dict[str, Any]) -> None:
+        """20,000 draws. The tokens are distributed as without drafts, and more drafts are accepted
+        than if each were the most likely one. A row with a seed gets the tokens that it gets
+        alone."""
+        rng = np.random.default_rng(4)
+        sampler = self.make(rows=256, vocab_size=6)
+        drawer: Any = sampler
+        (p0, p1, q0) = rng.normal(0, 1, (3, 6))
+        q0 = (p0 + q0) / 2
+        params = Params(max_tokens=None, **case)
+        for row in range(255):
+            self.add(sampler, row, params)
+        self.add(sampler, 255, Params(max_tokens=None, seed=5, **case))
+        alone = self.make(rows=1, vocab_size=6)
+        self.add(alone, 0, Params(max_tokens=None, seed=5, **case))
+        first = np.zeros(6)
+        second = np.zeros(6)
+        for _ in range(80):
+            rows = np.arange(256)
+            q = tensor(np.tile(q0, (256, 1)), "float32").to(self.device)
+            ids, probs = drawer.draw_drafts(q, rows)
+            assert probs is not None and not probs[255].any()
+            drafts = [[token] for token in ids.tolist()]
+            assert bool((probs.gather(1, ids[:, None])[:255] > 0).all())
+            sampled = self.run(
+                sampler, np.tile([p0, p1], (256, 1)), rows, drafts, draft_probs=probs
+            )
+            *drawn, seeded = self.tokens(sampled)
+            for chosen in drawn:
+                first[chosen[0]] += 1
+                for token in chosen[1:]:
+                    second[token] += 1
+            assert seeded == [
+                token
+                for logits in (p0, p1)[: len(seeded)]
+                for (token,) in self.tokens(self.run(alone, logits[None], [0]))
+            ]
+            if NEEDS_HISTORY & case.keys():  # which must not grow
+                for row in range(255):
+                    self.add(sampler, row, params)
+        expected = [processed_logits(logits, params, [1], []) for logits in (p0, p1)]
+        assert chi_square_fits(first, softmax(expected[0])), first
+        if not NEEDS_HISTORY & case.keys():
+            assert second.sum() > 0 and chi_square_fits(second, softmax(expected[1])), second
+        if not case:
+            usual = softmax(p0)[int(q0.argmax())] * first.sum()
+            assert second.sum() > 1.1 * usual, (second.sum(), usual)

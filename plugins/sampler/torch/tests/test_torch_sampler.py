@@ -13,14 +13,14 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import Sampler, SamplerSetup, SampleStep
 from pegboard.ops.sampling import sample_tokens
 from pegboard_testing.contract_sampler import (
-    SamplerContract,
+    DraftSamplerContract,
     random_params,
 )
 from pegboard_testing.distributions import log_softmax, processed_logits
 from pegboard_testing.fake_limits import fake_limits
 
 
-class TestTorchSampler(SamplerContract):
+class TestTorchSampler(DraftSamplerContract):
     def sampler(self, setup: SamplerSetup) -> Sampler:
         return TorchSampler(None, setup)
 
@@ -121,7 +121,7 @@ class TestTorchSampler(SamplerContract):
                     assert together[i] == self.tokens(single)[0]
 
 
-class TestTorchSamplerWithKernel(SamplerContract):
+class TestTorchSamplerWithKernel(DraftSamplerContract):
     """The same tests for a plugin's op `sample_tokens`, which its reference represents here."""
 
     def sampler(self, setup: SamplerSetup) -> Sampler:
