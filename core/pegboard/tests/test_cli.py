@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pegboard.cli.flags import FlagParser, number, split_dotted
 from pegboard.cli.main import commands, main
+from pegboard.config.schema import DRAFTS
 from pegboard.config.sections import all_settings, sections
 from pegboard.errors import ConfigError, UsageError
 from pegboard.plugins import discovery
@@ -76,6 +77,7 @@ def example(setting):
 
 
 EXPERTS = ["--enable-expert-parallel", "--tensor-parallel-size", "2"]
+SPECULATIVE = [setting.name for setting in all_settings().values() if setting.needs == DRAFTS]
 EVERY = [setting for setting in all_settings().values() if setting.name != "options"]
 
 
@@ -85,15 +87,8 @@ def test_every_setting_has_a_flag_that_sets_it(setting, style):
     value, words = example(setting)
     words = [words[0].replace("_", style), *words[1:]]
     needed = all_settings().get(setting.needs or "")
-    drafts = ["--spec-method", "x", "--spec-tokens", "1"]
     more = {
-        "spec_method": drafts[2:],
-        "spec_tokens": drafts[:2],
-        "spec_adaptive": drafts,
-        "spec_max_rows": drafts,
-        "spec_model": drafts,
-        "spec_revision": [*drafts, "--spec-model", "x"],
-        "spec_quantization": [*drafts, "--spec-model", "x"],
+        **dict.fromkeys(SPECULATIVE, ["--spec-method", "x"]),
         "target_itl_ms": [],
         **dict.fromkeys(
             ("data_parallel_size_local", "data_parallel_start_rank", "data_parallel_rank"),

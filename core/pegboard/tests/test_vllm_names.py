@@ -150,6 +150,24 @@ def test_short_forms():
         ),
         (
             [
+                "-sc",
+                (
+                    '{"model": "m", "max_model_len": 50, "draft_tensor_parallel_size": 1, '
+                    '"enforce_eager": true, "disable_padded_drafter_batch": true}'
+                ),
+            ],
+            {
+                "spec_method": None,
+                "spec_model": "m",
+                "spec_tokens": 0,
+                "spec_max_model_len": 50,
+                "spec_tensor_parallel_size": 1,
+                "spec_enforce_eager": True,
+            },
+            {},
+        ),
+        (
+            [
                 "--kv-transfer-config",
                 '{"kv_connector": "C", "kv_role": "kv_both", "kv_connector_extra_config": {"a": '
                 "1},"
@@ -218,7 +236,9 @@ def test_other_forms(words, engine, options):
         (["--speculative-config", "{}"], "needs 'method'"),
         (["--speculative-config", '{"method": ""}'], "needs 'method'"),
         (["--kv-transfer-config", '{"kv_connector": ""}'], "needs 'kv_connector'"),
-        (["--speculative-config", '{"method": "m"}'], "num_speculative_tokens"),
+        (["-sc", '{"model": "m", "x": 3}'], "'x' is an option of a plugin; name it with 'method'"),
+        (["-sc", '{"num_speculative_tokens": 3}'], "needs 'method'"),
+        (["-sc", '{"model": "m", "parallel_drafting": true}'], "only false"),
         (
             ["--kv-transfer-config", '{"kv_connector": "C", "kv_port": 3}'],
             "'kv_port' does not exist",

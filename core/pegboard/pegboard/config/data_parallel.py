@@ -18,6 +18,7 @@ ALONE = {
     "decode_context_parallel_size": 1,
     "enable_eplb": False,
     "spec_method": None,
+    "spec_model": None,
     "max_loras": 0,
     "enable_sleep_mode": False,
     "kv_connectors": None,

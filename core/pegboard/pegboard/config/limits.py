@@ -31,8 +31,9 @@ class Limits:
     chunks at the same time; max_long_partial_prefills of them may be longer than the threshold.
     target_itl_s: the longest time, in seconds, that a step with decodes should take; prefill chunks
     are made small enough; 0 = no bound. max_drafts: maximum number of draft tokens per row and
-    step. max_draft_rows: no drafts in steps with more rows. stored_drafts: how many tokens after
-    those of a step a draft model stores, if there are blocks for them. max_loras: number of
+    step. max_draft_rows: no drafts in steps with more rows. max_draft_len: no drafts after this
+    length. stored_drafts: how many tokens after those of a step a draft model stores, if there are
+    blocks for them. max_loras: number of
     adapters that can be loaded at the same time; 0 = LoRA off. max_cpu_loras: number of adapters
     that are kept in memory, at least max_loras. kv_metrics_share: fraction of the KV blocks whose
     residency is measured; 0 = none. num_stages: pipeline stages. If there are several, each request
@@ -62,6 +63,7 @@ class Limits:
     hash_algo: str = "sha256"
     max_drafts: int = 0
     max_draft_rows: int = NO_LIMIT
+    max_draft_len: int = NO_LIMIT
     stored_drafts: int = 0
     max_loras: int = 0
     max_cpu_loras: int = 0

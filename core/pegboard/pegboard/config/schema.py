@@ -20,6 +20,9 @@ from pegboard.errors import ConfigError, did_you_mean
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
 
+DRAFTS = "spec_method or spec_model"
+"""The settings that turn on speculative decoding."""
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine. Sizes are in tokens unless the name says bytes or gb."""
@@ -379,14 +382,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits
     spec_method: Annotated[
-        str | None, doc("Draft plugin for speculative decoding", needs="spec_tokens")
+        str | None,
+        doc("Draft plugin for speculative decoding; default: one for the model of spec_model"),
     ] = None
     spec_tokens: Annotated[
-        int, doc("Maximum number of draft tokens per step and request", needs="spec_method")
+        int,
+        doc(
+            "Maximum number of draft tokens per step and request; 0 = what the draft model was "
+            "made for",
+            least=0,
+            needs=DRAFTS,
+        ),
     ] = 0
-    spec_model: Annotated[
-        str | None, doc("Checkpoint of the draft model, as model", needs="spec_method")
-    ] = None
+    spec_model: Annotated[str | None, doc("Checkpoint of the draft model, as model")] = None
     spec_revision: Annotated[
         str | None, doc("Revision of the draft model, as revision", needs="spec_model")
     ] = None
@@ -394,14 +402,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, doc("Quantization of the draft model, as quantization", needs="spec_model")
     ] = None
     spec_adaptive: Annotated[
-        bool, doc("Verify fewer draft tokens where they are seldom right", needs="spec_method")
+        bool, doc("Verify fewer draft tokens where they are seldom right", needs=DRAFTS)
     ] = True
     spec_max_rows: Annotated[
         int | None,
+        doc("No drafts in steps with more requests; default: no limit", least=1, needs=DRAFTS),
+    ] = None
+    spec_max_model_len: Annotated[
+        int | None,
+        doc("No drafts after this length; default: the draft model's limit", least=1, needs=DRAFTS),
+    ] = None
+    spec_tensor_parallel_size: Annotated[
+        int | None,
         doc(
-            "No drafts in steps with more requests; default: no limit", least=1, needs="spec_method"
+            "1 = each rank holds the whole draft model; default: tensor_parallel_size",
+            least=1,
+            needs=DRAFTS,
         ),
     ] = None
+    spec_enforce_eager: Annotated[
+        bool, doc("Do not record and replay the draft model's forward", needs=DRAFTS)
+    ] = False
     structured_outputs_config: Annotated[
         dict[str, Any],
         doc(

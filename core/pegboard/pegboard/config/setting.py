@@ -26,8 +26,8 @@ def doc(
     flag: str | None = None,
 ) -> Meta:
     """Describe a setting. is_common: a command's short help shows it. least: the smallest value, if
-    it is a number. needs: the setting without which this one has no effect; its default is always
-    accepted. flag: another name of its flag."""
+    it is a number. needs: the setting without which this one has no effect, or several, "a or b";
+    its default is always accepted. flag: another name of its flag."""
     more = {"is_common": is_common, "least": least, "needs": needs, "flag": flag}
     return Meta(description=help, extra=more)
 
@@ -87,6 +87,6 @@ def check(section: str, config: msgspec.Struct) -> None:
         if (
             setting.needs is not None
             and value not in (None, setting.default)
-            and not getattr(config, setting.needs)
+            and not any(getattr(config, name) for name in setting.needs.split(" or "))
         ):
             raise ConfigError(f"{setting.name} needs {setting.needs}; without it, it has no effect")

@@ -167,13 +167,18 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
     plugin = value.get(rule["plugin"]) or rule.get("default")
     if not is_on or ("nothing" in rule and plugin == rule["nothing"]):
         return {"plugins": {"enable": []}}
-    if not isinstance(plugin, str) or not plugin:
+    unnamed = rule.get("unnamed", "")
+    if not isinstance(plugin, str | None if value.get(unnamed) else str) or plugin == "":
         raise ConfigError(f"{name} needs {rule['plugin']!r}, the name of a plugin; got {plugin!r}")
-    if plugin == rule.get("chain"):
+    if plugin == rule.get("chain", ""):
         return _chain_layer(name, value, rule)
-    for key in rule.get("counts", ()):
-        if not isinstance(value.get(key), int) or value[key] < 1:
-            raise ConfigError(f"{name} needs {key!r}, at least 1; got {value.get(key)!r}")
+    value = dict(value)
+    for key, texts in rule.get("agrees", {}).items():
+        given = value.pop(key, None)
+        if given is not None and _text(given) not in (agreeing := texts.split("|")):
+            raise ConfigError(
+                f"{name}: {key} {given} has no effect in Pegboard (only {' or '.join(agreeing)})"
+            )
     settings: Mapping[str, str] = rule.get("settings", {})
     known = [
         key
@@ -189,10 +194,17 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
         options = dict(value.get(rule["options"]) or {})
     if (role := value.get(rule.get("role", ""))) not in (None, rule.get("any_role")):
         options["role"] = role
+    if options and plugin is None:
+        raise ConfigError(
+            f"{name}: {next(iter(options))!r} is an option of a plugin; name it with "
+            f"{rule['plugin']!r}"
+        )
     plugins: dict[str, Any] = {"options": {f"{rule['kind']}.{plugin}": options}} if options else {}
     if "sets" not in rule:
         return {"plugins": {"enable": [f"{rule['kind']}:{plugin}"], **plugins}}
-    engine = {rule["sets"]: [plugin] if rule.get("in_list") else plugin}
+    engine: dict[str, Any] = {}
+    if plugin is not None:
+        engine[rule["sets"]] = [plugin] if rule.get("in_list") else plugin
     engine |= {ours: value[key] for key, ours in settings.items() if value.get(key) is not None}
     return {"engine": engine, **({"plugins": plugins} if plugins else {})}
 

@@ -23,6 +23,9 @@ from pegboard.log import get_logger
 
 log = get_logger(__name__)
 
+NUM_DRAFTS = "num_speculative_tokens"
+"""The key in `SamplingParams.extra_args` that says how many drafts a request gets at most; 0 = it
+gets none."""
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 1e-2
 CONSTRAINT_KINDS: tuple[Any, ...] = (

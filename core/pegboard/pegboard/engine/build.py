@@ -39,7 +39,7 @@ from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
 from pegboard.log import get_logger
-from pegboard.plan.draft import draft_spec
+from pegboard.plan.draft import draft_len, draft_spec
 from pegboard.plan.engine_plan import EnginePlan, read_vocabulary
 from pegboard.plan.sinks import build_sinks, metrics_flags
 from pegboard.plan.weight_update import describe_update
@@ -270,6 +270,7 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
         hash_algo=config.prefix_caching_hash_algo,
         max_drafts=config.spec_tokens,
         max_draft_rows=config.spec_max_rows or NO_LIMIT,
+        max_draft_len=draft_len(config, plan.draft),
         stored_drafts=config.spec_tokens if draft is not None and "stores" in draft.flags else 0,
         max_loras=config.max_loras,
         max_cpu_loras=config.max_cpu_loras or config.max_loras,

@@ -16,7 +16,12 @@ from pegboard.data.media import no_media
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.prompt_embeds import wrong_embeds
 from pegboard.data.request import EngineRequest, LoRARequest
-from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from pegboard.data.sampling_params import (
+    NUM_DRAFTS,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from pegboard.errors import RequestError, blame, expect
 from pegboard.front.media import Expanded, adapter_of, make_media
 from pegboard.front.output_stream import OutputStream
@@ -272,7 +277,14 @@ class RequestBuilder:
                     f"{needs[0]} needs a tokenizer, but skip_tokenizer_init is set",
                     parameter=needs[0],
                 )
-        arguments = set(params.extra_args or ()) - {KV_PARAMETERS}
+        num_drafts = (params.extra_args or {}).get(NUM_DRAFTS)
+        if num_drafts is not None and (type(num_drafts) is not int or num_drafts < 0):
+            raise RequestError(
+                f"extra_args (vllm_xargs): {NUM_DRAFTS} must be an integer of at least 0, got "
+                f"{num_drafts!r:.60}",
+                parameter="extra_args",
+            )
+        arguments = set(params.extra_args or ()) - {KV_PARAMETERS, NUM_DRAFTS}
         if unknown := sorted(arguments - self._arguments) if self._arguments is not None else []:
             known = (
                 f"known: {', '.join(sorted(self._arguments))}"

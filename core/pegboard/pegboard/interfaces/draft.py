@@ -23,17 +23,22 @@ if TYPE_CHECKING:
 class DraftSource:
     """checkpoint: what the draft model is built from. taps: the depths of the target at which it
     gets hidden states: before the layer with this index, or after the last one; () = the hidden
-    states that the target's `logits` gets."""
+    states that the target's `logits` gets. num_drafts: how many tokens the model was made to
+    propose; None = any number."""
 
     checkpoint: "Checkpoint"
     taps: tuple[int, ...] = ()
+    num_drafts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSpec(Spec):
-    """supports: `max_drafts` (AtMost). source: path of a function that is called in A, as
-    source(checkpoint of the target, checkpoint that the user has named or None). It returns a
-    DraftSource, and raises ModelError if they do not fit. None = the proposer has no model.
+    """supports: `max_drafts` (AtMost); `architecture` (a set, or True = any), of checkpoints for
+    which this method is chosen if the user has named no method.
+
+    source: path of a function that is called in A, as source(checkpoint of the target, checkpoint
+    that the user has named or None). It returns a DraftSource, and raises ModelError if they do not
+    fit. None = the proposer has no model.
 
     flags: "stores" = the draft model stores keys and values, of drafts too."""
 
@@ -45,6 +50,7 @@ class DraftSpec(Spec):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftNeed(Need):
     max_drafts: int | None = None
+    architecture: str | None = None
 
 
 class Forwards(Protocol):

@@ -52,7 +52,7 @@ from pegboard.plan.checkpoint import (
     tokenizer_payload,
     with_overrides,
 )
-from pegboard.plan.draft import draft_source
+from pegboard.plan.draft import choose_draft
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plan.media import (
     check_encoder_only,
@@ -171,6 +171,8 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         checkpoint = with_parts(registry, settings, checkpoint)
         generation = _generation_config(settings, checkpoint)
         flags = _choose_model(registry, settings, checkpoint)
+        with download_bars() as report:
+            settings, draft = choose_draft(registry, settings, checkpoint, report)
         settings, pooling = choose_pooling(registry, settings, flags, checkpoint)
         settings = with_encoder(settings, flags, checkpoint)
         processor = choose_processor(registry, settings, flags, checkpoint)
@@ -187,8 +189,6 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             registry, "reasoning_parser", engine.reasoning_parser, family
         )
         num_tokens = vocab_size(checkpoint)
-        with download_bars() as report:
-            draft = draft_source(registry, settings, checkpoint, report)
         longest = max_model_len(checkpoint.config, engine.max_model_len)
         if pooling is not None and engine.max_model_len in (None, *AUTO_LEN):
             longest = min(longest, pooling.max_length or longest)

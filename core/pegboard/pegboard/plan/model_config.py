@@ -138,7 +138,7 @@ def max_model_len(config: Mapping[str, Any], asked: int | str | None) -> int:
     limit if that is None or in AUTO_LEN. Raises ConfigError if the user's value exceeds the
     limit."""
     asked = None if asked is None or asked in AUTO_LEN else int(asked)
-    limit = _config_limit(text_config(config))
+    limit = own_limit(config)
     if limit is None:
         if asked is None:
             log.warning(
@@ -155,7 +155,9 @@ def max_model_len(config: Mapping[str, Any], asked: int | str | None) -> int:
     return asked or limit
 
 
-def _config_limit(config: Mapping[str, Any]) -> int | None:
+def own_limit(config: Mapping[str, Any]) -> int | None:
+    """Return the maximum length that a checkpoint names, in tokens; None = it names none."""
+    config = text_config(config)
     lengths = [int(config[key]) for key in _LENGTH_KEYS if config.get(key)]
     if not lengths:
         return None

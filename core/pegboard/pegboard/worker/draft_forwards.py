@@ -13,6 +13,7 @@ from pegboard.config.limits import Limits
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.draft import DraftSource
 from pegboard.interfaces.platform import Copies
+from pegboard.layers.shards import Group
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.parts import WorkerSetup
 from pegboard.worker.stages import TRAITS
@@ -28,8 +29,11 @@ def draft_limits(limits: Limits) -> Limits:
 
 def load_draft(setup: WorkerSetup, source: DraftSource, target: LoadedModel) -> LoadedModel:
     """Build the draft model without weights. Its layers come after the target's in the KV cache."""
+    ranks = setup.ranks
+    if setup.config.spec_tensor_parallel_size == 1:
+        ranks = replace(ranks, tensor=Group())
     return LoadedModel(
-        replace(setup, limits=draft_limits(setup.limits)),
+        replace(setup, limits=draft_limits(setup.limits), ranks=ranks),
         source.checkpoint,
         first_layer=target.end_layer(),
         quantization=setup.config.spec_quantization,
@@ -51,6 +55,7 @@ class DraftForwards:
         self.model = loaded.model
         self._loaded = loaded
         self._last_id = limits.vocab_size - 1
+        self._last_position = min(limits.max_draft_len, limits.max_model_len) - 1
         # the same tokens and block tables, without what only the target's model declares
         state = copy.copy(state)
         state.declared = {}
@@ -137,6 +142,9 @@ class DraftForwards:
         num_tokens = len(token_rows)
         ids = builder.input_ids.array[:num_tokens]
         np.minimum(ids, self._last_id, out=ids)  # placeholders of items may be larger
+        positions = builder.positions.array[:num_tokens]
+        # no drafts come from what is computed after the draft model's limit
+        np.minimum(positions, self._last_position, out=positions)
         padded = recording.size if recording is not None and self._stages.pads else 0
         inputs = builder.send(len(rows), num_tokens, padded)
         if hidden is not None:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.config.limits import Limits
+from pegboard.config.limits import NO_LIMIT, Limits
 from pegboard.data.batch import CSR, NewRequest, StepOutput
+from pegboard.data.sampling_params import NUM_DRAFTS
 from pegboard.errors import expect
 from pegboard.interfaces.draft import ComputedTokens, DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.platform import Copies
@@ -35,10 +36,14 @@ class SampleAndDraft(SampleOnHost):
         super().__init__(sampler, stages, inputs, copies)
         self.proposer = proposer
         self.limits = limits
+        self._longest = min(limits.max_model_len - 1, limits.max_draft_len)
+        self._most = np.zeros(limits.max_num_seqs, np.int64)  # drafts that each request allows
 
     def add(self, new: NewRequest) -> None:
         super().add(new)
         self.proposer.add(new.row, new.token_ids)
+        allowed = (new.params.extra_args or {}).get(NUM_DRAFTS)
+        self._most[new.row] = NO_LIMIT if allowed is None else allowed
 
     def remove(self, rows: np.ndarray) -> None:
         super().remove(rows)
@@ -58,11 +63,12 @@ class SampleAndDraft(SampleOnHost):
         sampled = step.output.token_ids
         state = self.inputs.state
         rows = inputs.sample_rows
-        most = self.limits.max_drafts if len(rows) <= self.limits.max_draft_rows else 0
+        is_small = len(rows) <= self.limits.max_draft_rows
+        most = np.minimum(self._most[rows], self.limits.max_drafts if is_small else 0)
         request = DraftStep(
             rows=rows,
             history=[state.token_ids[row, : state.num_tokens[row]] for row in rows],
-            max_drafts=np.clip(self.limits.max_model_len - state.num_tokens[rows] - 1, 0, most),
+            max_drafts=np.clip(self._longest - state.num_tokens[rows], 0, most),
             num_verified=np.diff(inputs.offsets) - 1,
             num_new=np.diff(sampled.offsets),
             num_tokens=inputs.num_tokens,

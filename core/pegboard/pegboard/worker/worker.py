@@ -268,7 +268,11 @@ class Worker:
         else:
             self.replay = replay
             refusals = []
-            for model in self.models:
+            recorded = self.models
+            if self.config.spec_enforce_eager:
+                recorded = recorded[:1]
+                refusals.append("the draft model runs eagerly: spec_enforce_eager is set")
+            for model in recorded:
                 with blame(model.entry.id, self.registry.modules):
                     refusals += model.record(replay)
             for batch in steps:

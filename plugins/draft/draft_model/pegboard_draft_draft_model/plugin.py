@@ -10,5 +10,6 @@ DRAFT_MODEL = DraftSpec(
     implementation="pegboard_draft_draft_model.proposer:ModelProposer",
     source="pegboard_draft_draft_model.source:source",
     flags=frozenset({"stores"}),
-    supports={"max_drafts": AtMost(128)},
+    tier="reference",  # methods that know the architecture come before it
+    supports={"max_drafts": AtMost(128), "architecture": True},
 )

@@ -13,15 +13,17 @@ EAGLE = DraftSpec(
     api="1.0",
     implementation="pegboard_draft_eagle.proposer:EagleProposer",
     source="pegboard_draft_eagle.source:eagle",
+    suits="pegboard_draft_eagle.source:suits_eagle",
     flags=STORES,
-    supports={"max_drafts": AtMost(128)},
+    supports={"max_drafts": AtMost(128), "architecture": True},
 )
 EAGLE3 = DraftSpec(
     api="1.0",
     implementation="pegboard_draft_eagle.proposer:EagleProposer",
     source="pegboard_draft_eagle.source:eagle3",
+    suits="pegboard_draft_eagle.source:suits_eagle3",
     flags=STORES,
-    supports={"max_drafts": AtMost(128)},
+    supports={"max_drafts": AtMost(128), "architecture": True},
 )
 EAGLE_LLAMA = ModelSpec(
     api="1.0", implementation="pegboard_draft_eagle.llama:EagleLlama", flags=DIVIDES

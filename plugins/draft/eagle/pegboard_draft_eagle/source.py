@@ -7,9 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.draft import DraftSource
+from pegboard.interfaces.draft import DraftNeed, DraftSource
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard_drafts.sources import language_of, named_by_user
+
+
+def suits_eagle(need: DraftNeed) -> list[str]:
+    """Return why the architecture is not that of an EAGLE head."""
+    name = need.architecture
+    if name is None or ("Eagle" in name and "Eagle3" not in name):
+        return []
+    return [f"{name} is no EAGLE head by its name"]
+
+
+def suits_eagle3(need: DraftNeed) -> list[str]:
+    """Return why the architecture is not that of an EAGLE-3 head."""
+    name = need.architecture
+    return [] if name is None or "Eagle3" in name else [f"{name} is no EAGLE-3 head by its name"]
 
 
 def eagle(target: Checkpoint, draft: Checkpoint | None) -> DraftSource:

@@ -10,7 +10,7 @@ MEDUSA = DraftSpec(
     api="1.0",
     implementation="pegboard_draft_medusa.proposer:MedusaProposer",
     source="pegboard_draft_medusa.source:source",
-    supports={"max_drafts": AtMost(128)},
+    supports={"max_drafts": AtMost(128), "architecture": frozenset({"MedusaModel"})},
 )
 MEDUSA_MODEL = ModelSpec(
     api="1.0",

@@ -59,7 +59,8 @@ def source(target: Checkpoint, draft: Checkpoint | None) -> DraftSource:
             f"{heads.path}: truncated_vocab_size={count} of {vocab_size} tokens needs the tensor "
             "token_map, which says what tokens these are; convert the heads with it"
         )
-    return DraftSource(replace(heads, config={**config, **values}, architectures=(ARCHITECTURE,)))
+    heads = replace(heads, config={**config, **values}, architectures=(ARCHITECTURE,))
+    return DraftSource(heads, num_drafts=values["num_heads"])
 
 
 def new_name(name: str) -> str:

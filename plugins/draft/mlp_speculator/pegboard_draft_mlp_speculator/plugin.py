@@ -10,7 +10,10 @@ MLP_SPECULATOR = DraftSpec(
     api="1.0",
     implementation="pegboard_draft_mlp_speculator.proposer:SpeculatorProposer",
     source="pegboard_draft_mlp_speculator.source:source",
-    supports={"max_drafts": AtMost(128)},
+    supports={
+        "max_drafts": AtMost(128),
+        "architecture": frozenset({"MLPSpeculatorPreTrainedModel"}),
+    },
 )
 MLP_SPECULATOR_MODEL = ModelSpec(
     api="1.0",

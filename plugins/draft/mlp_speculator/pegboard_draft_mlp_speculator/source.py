@@ -31,6 +31,5 @@ def source(target: Checkpoint, draft: Checkpoint | None) -> DraftSource:
         "vocab_size": vocab_size,
         "architectures": [ARCHITECTURE],
     }
-    return DraftSource(
-        replace(speculator, config={**config, **values}, architectures=(ARCHITECTURE,))
-    )
+    speculator = replace(speculator, config={**config, **values}, architectures=(ARCHITECTURE,))
+    return DraftSource(speculator, num_drafts=count)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.draft import DraftSource
+from pegboard.interfaces.draft import DraftNeed, DraftSource
 from pegboard.interfaces.weight_loader import Checkpoint
 
 COUNT = "num_nextn_predict_layers"
@@ -43,6 +43,14 @@ FAMILIES = {
 """The target's architecture → its layers."""
 
 
+def suits(need: DraftNeed) -> list[str]:
+    """Return why the architecture is not that of a model with layers that predict tokens."""
+    name = need.architecture
+    if name is None or name in FAMILIES:
+        return []
+    return [f"{name} has no layers that predict several tokens, as far as is known"]
+
+
 def mtp(target: Checkpoint, draft: Checkpoint | None, method: str = "mtp") -> DraftSource:
     """Return the checkpoint of the layers: the target's, or another one of the same model. method:
     the user's. Raises ConfigError if the target's architecture is of another method, and ModelError
@@ -62,7 +70,8 @@ def mtp(target: Checkpoint, draft: Checkpoint | None, method: str = "mtp") -> Dr
     _check_layers(checkpoint, family)
     names = (family.architecture,)
     config = {**checkpoint.config, "architectures": list(names)}
-    return DraftSource(replace(checkpoint, architectures=names, config=config))
+    count = config[COUNT] if family.is_counted else 1
+    return DraftSource(replace(checkpoint, architectures=names, config=config), num_drafts=count)
 
 
 deepseek_mtp = partial(mtp, method="deepseek_mtp")
