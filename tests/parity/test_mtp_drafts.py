@@ -16,6 +16,7 @@ import torch
 from pegboard_model_deepseek.pangu import NAMES
 from safetensors.torch import load_file, save_file
 from test_latent_parity import sandwiched
+from test_state_parity import QWEN
 from tiny_predictors import Form, Predictor, block_of, split_off, watch, write_predictor
 from torch import Tensor
 
@@ -188,6 +189,26 @@ def eagle(folder: Path, *, is_right: bool = False) -> Predictor:
     return predictor
 
 
+def qwen_next(folder: Path, *, is_right: bool = False) -> Predictor:
+    """Qwen3-Next, of whose layers some have states. That of the prediction has attention."""
+    at = "mtp.pre_fc_norm_"
+    form = Form(
+        layer="mtp.layers.0.",
+        embedding_norm=f"{at}embedding",
+        hidden_norm=f"{at}hidden",
+        projection="mtp.fc",
+        norm="mtp.norm",
+        masks_first=False,
+        is_centered=True,
+    )
+    types = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+    model, layer, tensors, config = split_off(
+        folder, "qwen3_next", form, **{**QWEN, "layer_types": types, "rms_norm_eps": 1e-6}
+    )
+    block = block_of(model, layer)
+    return write_predictor(folder, model, form, block, tensors, config, is_right=is_right)
+
+
 TARGETS: dict[str, tuple[Write, str]] = {
     "deepseek": (deepseek, "deepseek_mtp"),
     "deepseek, dense": (dense_deepseek, "deepseek_mtp"),
@@ -197,6 +218,7 @@ TARGETS: dict[str, tuple[Write, str]] = {
     "longcat": (longcat, "longcat_flash_mtp"),
     "pangu": (pangu, "pangu_ultra_moe_mtp"),
     "eagle": (eagle, "eagle"),
+    "qwen_next": (qwen_next, "qwen3_next_mtp"),
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "recorded": {"block_size": 16},
@@ -242,9 +264,12 @@ def test_tokens_and_proposals(
 ) -> None:
     """Also again, with cached prefixes."""
     predictor = TARGETS[name][0](tmp_path / "model")
-    with open_llm(predictor.directory, **ENGINES[engine]) as llm:
+    settings = dict(ENGINES[engine])
+    if name == "qwen_next" and engine == "preempted":
+        settings["num_gpu_blocks_override"] = 13
+    with open_llm(predictor.directory, **settings) as llm:
         plain = run(llm)
-    with open_llm(predictor.directory, **drafting(predictor), **ENGINES[engine]) as llm:
+    with open_llm(predictor.directory, **drafting(predictor), **settings) as llm:
         proposed = watch(llm)
         for _ in range(2):
             assert run(llm) == plain

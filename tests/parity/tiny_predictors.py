@@ -29,7 +29,8 @@ VOCAB = 131
 @dataclass
 class Form:
     """Where the tensors of the prediction are, and how it is computed. layer: what the names of its
-    decoder layer begin with. norm: None = the head's input is not normalized."""
+    decoder layer begin with. norm: None = the head's input is not normalized. is_centered: the
+    scale of a norm is 1 more than its weight."""
 
     layer: str = f"model.layers.{LAYERS}."
     embedding_norm: str = f"model.layers.{LAYERS}.enorm"
@@ -41,6 +42,7 @@ class Form:
     hidden_first: bool = False
     masks_first: bool = True
     gives_normed: bool = True
+    is_centered: bool = False
     eps: float = 1e-6
 
 
@@ -87,7 +89,7 @@ class Predictor:
 
     def normed(self, x: Tensor, name: str) -> Tensor:
         scale = (x.square().mean(-1, keepdim=True) + self.form.eps).rsqrt()
-        return x * scale * self.tensors[name]
+        return x * scale * (self.tensors[name] + self.form.is_centered)
 
 
 def causal(length: int) -> Tensor:
@@ -124,15 +126,16 @@ def write_predictor(
 ) -> Predictor:
     """Write a checkpoint with the tensors of the prediction's parts. tensors: of everything else.
     is_right: the target's next token depends on the last one only, and the prediction is right."""
+    middle = 0 if form.is_centered else 1
     parts = {
-        name: torch.randn(HIDDEN) * 0.1 + 1 for name in (form.embedding_norm, form.hidden_norm)
+        name: torch.randn(HIDDEN) * 0.1 + middle for name in (form.embedding_norm, form.hidden_norm)
     }
     parts[form.projection] = torch.randn(HIDDEN, 2 * HIDDEN) * 0.2
     for name in (form.embedding, form.head):
         if name:
             parts[name] = torch.randn(VOCAB, HIDDEN)
     if form.norm:
-        parts[form.norm] = torch.randn(HIDDEN) * 0.1 + 1
+        parts[form.norm] = torch.randn(HIDDEN) * 0.1 + middle
     stored = {**tensors, **{f"{name}.weight": part for name, part in parts.items()}}
     if is_right:
         make_right(model, stored, form)
@@ -149,17 +152,18 @@ def write_predictor(
 
 def make_right(model: Any, stored: Tensors, form: Form) -> None:
     """No layer adds anything, and the prediction is the target's function of the next token."""
+    outputs = ("o_proj.", "out_proj.", "down_proj")
     for name in stored:
-        if "o_proj." in name or "down_proj" in name:
+        if any(output in name for output in outputs):
             stored[name] = torch.zeros_like(stored[name])
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "o_proj." in name or "down_proj" in name:
+            if any(output in name for output in outputs):
                 parameter.zero_()
     halves = [torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)]
     projection = torch.cat(halves[::-1] if form.hidden_first else halves, 1)
     stored[f"{form.projection}.weight"] = projection
-    stored[f"{form.embedding_norm}.weight"] = torch.ones(HIDDEN)
+    stored[f"{form.embedding_norm}.weight"] = torch.full((HIDDEN,), 1.0 - form.is_centered)
     norm = form.norm or form.embedding_norm
     stored[f"{norm}.weight"] = stored["model.norm.weight"].clone()
     for name, shared in ((form.embedding, "model.embed_tokens"), (form.head, "lm_head")):

@@ -154,7 +154,7 @@ def scenarios(
     engine = draw(engines())
     if engine["max_drafts"]:
         engine["retains"] = [
-            State(retain.checkpoint_every, engine["max_drafts"])
+            State(retain.checkpoint_every, takes_drafts=True)
             if isinstance(retain, State)
             else retain
             for retain in engine["retains"]

@@ -33,7 +33,8 @@ from pegboard_testing.fake_model import FakeModel, cross_rows, media_tokens
 @dataclass
 class _Row:
     """The state of one row. scores: prompt positions scored so far. states: the folded state after
-    each computed token of the step."""
+    each computed token of the step. is_taken_back: the last step had wrong drafts, and there are
+    states."""
 
     request: NewRequest
     token_ids: list[int]
@@ -43,6 +44,7 @@ class _Row:
     scores: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     lora_id: int = 0
+    is_taken_back: bool = False
 
     @cached_property
     def media(self) -> dict[int, tuple[str, int]]:
@@ -80,6 +82,7 @@ class FakeWorker:
     ) -> None:
         self.model = model
         self.plan = plan
+        self.has_states = any(isinstance(retain, State) for retain in model.retains)
         self.proposer = proposer
         self.max_drafts = max_drafts
         self.failing_step = failing_step
@@ -118,6 +121,8 @@ class FakeWorker:
             connector.begin(batch.connector[name])
         given = [self._inputs(batch, i) for i in range(batch.num_rows)]
         for i in range(batch.num_rows):
+            if batch.num_draft_tokens[i]:
+                self._copy_states(self._row(batch, i), 0, 1)
             self._write(self._row(batch, i), given[i])
         allowed = self._allowed(masks()) if batch.needs_masks and masks is not None else {}
         output = self._read_all(batch, given, allowed)
@@ -350,9 +355,11 @@ class FakeWorker:
                     )
                     row.scores = []
                 num_accepted = len(inputs) - int(batch.num_draft_tokens[i]) + len(sampled) - 1
+                row.is_taken_back = num_accepted < len(inputs) and self.has_states
             else:
                 sampled = []
                 num_accepted = len(inputs)
+                row.is_taken_back = False
             self._advance(row, num_accepted, sampled)
         return StepOutput(
             step=batch.step,
@@ -388,21 +395,32 @@ class FakeWorker:
         return sampled
 
     def _advance(self, row: _Row, num_accepted: int, sampled: list[int]) -> None:
-        for group, retain in enumerate(self.model.retains):
-            if isinstance(retain, State):
-                self.memory[row.tables[group][0], 0] = row.states[num_accepted - 1]
-        row.num_computed += num_accepted
+        """After wrong drafts, the tokens of the step are computed again if there are states."""
+        if row.is_taken_back:
+            self._copy_states(row, 1, 0)
+        else:
+            for group, retain in enumerate(self.model.retains):
+                if isinstance(retain, State):
+                    self.memory[row.tables[group][0], 0] = row.states[num_accepted - 1]
+            row.num_computed += num_accepted
         row.token_ids.extend(sampled)
         row.proposals = []
+
+    def _copy_states(self, row: _Row, source: int, destination: int) -> None:
+        for group, retain in enumerate(self.model.retains):
+            if isinstance(retain, State):
+                table = row.tables[group]
+                self.memory[table[destination]] = self.memory[table[source]]
 
     def _propose(self, batch: Batch, output: StepOutput) -> CSR:
         assert self.proposer is not None
         rows = [self.rows[number] for number in output.rows.tolist()]
         history = [np.array(row.token_ids, np.int32) for row in rows if row is not None]
+        allowed = [0 if row.is_taken_back else self.max_drafts for row in rows if row is not None]
         step = DraftStep(
             rows=output.rows,
             history=history,
-            max_drafts=np.full(len(rows), self.max_drafts, np.int32),
+            max_drafts=np.array(allowed, np.int32),
             num_verified=batch.num_draft_tokens[batch.samples],
             num_new=np.diff(output.token_ids.offsets),
         )

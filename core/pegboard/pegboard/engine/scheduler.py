@@ -286,7 +286,10 @@ class Scheduler:
                 delta = request.failed(BAD_TOKENS.format(tokens))
                 ended.append(Ended(request, delta, "error", is_aborted=True))
                 continue
-            request.num_computed_tokens -= num_drafts + 1 - len(tokens)
+            if len(tokens) <= num_drafts:
+                # there is no state after some of the tokens of a step, so all are computed again
+                num_kept = 0 if self._kv.has_states else len(tokens)
+                request.num_computed_tokens -= num_drafts + 1 - num_kept
             end = self._take_tokens(request, tokens, output, place, now_s)
             if end is not None:
                 ended.append(end)

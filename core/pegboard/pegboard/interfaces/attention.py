@@ -84,11 +84,11 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
 
 class State(msgspec.Struct, frozen=True, tag=True):
     """A request has one state instead of a slot per token. checkpoint_every: the state is saved
-    every this many tokens for the prefix cache; 0 = never. draft_states: number of extra states,
-    which hold the state after each draft."""
+    every this many tokens for the prefix cache; 0 = never. takes_drafts: a second state is stored,
+    the one before the drafts of a step."""
 
     checkpoint_every: int = 0
-    draft_states: int = 0
+    takes_drafts: bool = False
 
 
 class Encoder(msgspec.Struct, frozen=True, tag=True):

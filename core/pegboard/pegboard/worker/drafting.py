@@ -17,6 +17,7 @@ from pegboard.interfaces.draft import ComputedTokens, DraftProposer, Drafts, Dra
 from pegboard.interfaces.platform import Copies
 from pegboard.interfaces.sampler import Sampler
 from pegboard.worker.endings import SampleOnHost, Step
+from pegboard.worker.kept_states import KeptStates
 from pegboard.worker.stages import Stages
 from pegboard.worker.step_inputs import InputBuilder
 
@@ -32,8 +33,10 @@ class SampleAndDraft(SampleOnHost):
         copies: Copies | None,
         proposer: DraftProposer,
         limits: Limits,
+        kept: KeptStates,
     ) -> None:
         super().__init__(sampler, stages, inputs, copies)
+        self.kept = kept
         self.proposer = proposer
         self.limits = limits
         self._longest = min(limits.max_model_len - 1, limits.max_draft_len)
@@ -58,19 +61,26 @@ class SampleAndDraft(SampleOnHost):
         return wait
 
     def propose(self, step: Step, now: float, computed: ComputedTokens | None = None) -> CSR:
-        """Ask the draft plugin for the next step's proposals, and keep them."""
+        """Ask the draft plugin for the next step's proposals, and keep them. States after wrong
+        drafts are taken back first."""
         inputs = step.inputs
         sampled = step.output.token_ids
         state = self.inputs.state
         rows = inputs.sample_rows
         is_small = len(rows) <= self.limits.max_draft_rows
         most = np.minimum(self._most[rows], self.limits.max_drafts if is_small else 0)
+        num_verified = np.diff(inputs.offsets) - 1
+        num_new = np.diff(sampled.offsets)
+        if self.kept:
+            is_wrong = num_new <= num_verified
+            self.kept.take_back(rows[is_wrong])
+            most[is_wrong] = 0  # the next step computes the tokens of this one again
         request = DraftStep(
             rows=rows,
             history=[state.token_ids[row, : state.num_tokens[row]] for row in rows],
             max_drafts=np.clip(self._longest - state.num_tokens[rows], 0, most),
-            num_verified=np.diff(inputs.offsets) - 1,
-            num_new=np.diff(sampled.offsets),
+            num_verified=num_verified,
+            num_new=num_new,
             num_tokens=inputs.num_tokens,
             seconds=now - step.started,
             computed=computed,

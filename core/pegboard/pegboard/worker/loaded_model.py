@@ -181,12 +181,15 @@ class LoadedModel:
         setup = self.setup
         config = setup.config
         declared = self.build.declared
-        if declared.states and (config.spec_method or config.kv_connectors):
-            reason = (
-                "the model has layers with states, which cannot be taken back after drafts and "
-                "are not transferred"
+        if declared.states and config.kv_connectors:
+            raise ConfigError(
+                "the model has layers with states, which are not transferred; remove kv_connectors"
             )
-            raise ConfigError(f"{reason}; remove spec_method and kv_connectors")
+        if declared.states and self.first_layer:
+            raise ConfigError(
+                f"{self.checkpoint.path}: the model has layers with states, and a draft model may "
+                "have only attention; name another one"
+            )
         if declared.states and setup.ranks.context.rows.group.size > 1:
             raise ConfigError(
                 "the model has layers with states, which depend on all rows before; set "
@@ -203,7 +206,7 @@ class LoadedModel:
             (), setup.activations, device.name, setup.limits, device.num_threads, setup.kernels
         )
         every = (config.mamba_block_size or STATE_EVERY) if config.enable_prefix_caching else 0
-        retain = State(checkpoint_every=every)
+        retain = State(checkpoint_every=every, takes_drafts=config.spec_method is not None)
         states = {
             index: KVCacheSpec(tensors=tensors, retain=retain, unit="request")
             for index, tensors in declared.states.items()

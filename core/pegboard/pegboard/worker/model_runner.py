@@ -41,6 +41,7 @@ from pegboard.worker.endings import (
     Step,
 )
 from pegboard.worker.given_rows import GivenRows
+from pegboard.worker.kept_states import KeptStates
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
@@ -104,6 +105,7 @@ class ModelRunner:
         self.scores = PromptScores(
             parts.sampler, parts.loaded.model.logits, self.state, self.inputs.head_adapters
         )
+        self.kept = KeptStates(parts.plan, parts.views, self.state, parts.device)
         self.ending = self._ending()
 
     def _ending(self) -> Ending:
@@ -114,12 +116,12 @@ class ModelRunner:
             return Pool(parts.pooler, self.stages)
         usual = (parts.sampler, self.stages, self.inputs, parts.copies)
         if parts.proposer is not None and parts.draft is None:
-            return SampleAndDraft(*usual, parts.proposer(None), parts.limits)
+            return SampleAndDraft(*usual, parts.proposer(None), parts.limits, self.kept)
         if parts.proposer is not None and parts.draft is not None:
             forwards = DraftForwards(
                 parts.draft, parts.plan, self.state, parts.limits, parts.copies
             )
-            return SampleAndFollow(*usual, parts.proposer(forwards), parts.limits)
+            return SampleAndFollow(*usual, parts.proposer(forwards), parts.limits, self.kept)
         return (SampleOnHost if parts.copies is None else SampleOnDevice)(*usual)
 
     @torch.inference_mode()
@@ -159,6 +161,8 @@ class ModelRunner:
             recording = None  # recordings attend causally
         padded = recording.size if recording is not None and self.stages.pads else 0
         inputs = self.inputs.build(batch, padded, sees_ahead=sees_ahead)
+        if self.kept:
+            self.kept.keep(batch.rows[batch.num_draft_tokens > 0])
         prepared = time.perf_counter()
         self.parts.loaded.plan(inputs)
         planned = time.perf_counter()

@@ -52,7 +52,7 @@ class RowState:
             retain = group.spec.retain
             num_tokens = retain.tokens if isinstance(retain, Encoder) else capacity
             width = (
-                1 + retain.draft_states
+                1 + retain.takes_drafts
                 if isinstance(retain, State)
                 else -(-num_tokens // group.block_size) + 1
             )

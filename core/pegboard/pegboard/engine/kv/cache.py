@@ -70,8 +70,9 @@ class KVCache:
     """Only the scheduler calls it. `allocate` and `commit` are hot: they run once per running
     request and step.
 
-    checkpoint_every: all states are cached at multiples of this number of tokens, so a prefill
-    chunk should end there; 0 = states are not cached.
+    has_states: a group stores a state per request. checkpoint_every: all states are cached at
+    multiples of this number of tokens, so a prefill chunk should end there; 0 = states are not
+    cached.
     """
 
     def __init__(self, plan: KVPlan, limits: Limits, *, reports_events: bool = False) -> None:
@@ -85,6 +86,7 @@ class KVCache:
         self.rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
         self._enable_prefix_caching = limits.enable_prefix_caching
         self._state_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, StateRule)]
+        self.has_states = bool(self._state_groups)
         self._token_groups = [i for i in range(len(self.rules)) if i not in self._state_groups]
         self._alignment = math.lcm(
             plan.hash_block_size, *(self.rules[i].block_size for i in self._token_groups)
@@ -114,7 +116,7 @@ class KVCache:
     def can_resume(self, request: Request, num_tokens: int) -> bool:
         """Return whether the request can compute from token `num_tokens` on: it has all blocks that
         it would read or write."""
-        if self._state_groups:
+        if self.has_states:
             return False
         for index in self._token_groups:
             rule = self.rules[index]

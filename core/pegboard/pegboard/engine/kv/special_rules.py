@@ -28,8 +28,8 @@ class ChunkRule(FullRule):
 
 
 class StateRule(FullRule):
-    """One state per request: table entry 0 is the state, entries 1 … draft_states hold the states
-    after each draft.
+    """One state per request: table entry 0 is the state, and entry 1 the one before the drafts of
+    a step, if there are drafts.
 
     A checkpoint is a copy of the state taken at a multiple of `checkpoint_every` tokens, cached
     under the chain's hash at that token. A hit needs only that block, which is copied into the
@@ -39,7 +39,7 @@ class StateRule(FullRule):
     def __init__(self, group: KVGroup, hash_block_size: int) -> None:
         super().__init__(group, hash_block_size)
         self.checkpoint_every: int = self._retain.checkpoint_every
-        self._num_states: int = 1 + self._retain.draft_states
+        self._num_states: int = 1 + self._retain.takes_drafts
         self._hash_block_size = hash_block_size
 
     def blocks_needed(self, num_tokens: int) -> int:
