@@ -25,8 +25,8 @@ from members import (
 CEILINGS = {
     ".": 305,
     "cli": 345,
-    "config": 705,
-    "data": 775,
+    "config": 710,
+    "data": 785,
     "engine": 2115,
     "engine/boundary": 695,
     "engine/grammar": 470,
@@ -36,9 +36,9 @@ CEILINGS = {
     "interfaces": 1385,
     "layers": 1150,
     "ops": 395,
-    "plan": 885,
+    "plan": 910,
     "plugins": 1170,
-    "worker": 2680,
+    "worker": 2740,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

@@ -86,7 +86,7 @@ def test_a_request_may_limit_its_drafts(
     assert max(most.values()) == 3
     for wrong in (-1, 1.5, "2", True, [1]):
         extra = {"num_speculative_tokens": wrong}
-        with pytest.raises(RequestError, match="num_speculative_tokens must be an integer") as told:
+        with pytest.raises(RequestError, match="an integer of at least 0 as num_spec") as told:
             run(llm, [params(extra_args=extra)] * len(PROMPTS))
         assert told.value.parameter == "extra_args"
     run(llm, [params(max_tokens=1)] * len(PROMPTS))

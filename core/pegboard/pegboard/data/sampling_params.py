@@ -274,6 +274,14 @@ class SamplingParams(
             _fail(self, "truncate_prompt_tokens", "must be at least 1, or -1 for max_model_len")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             _fail(self, "allowed_token_ids", "must not be empty")
+        most = self.most_drafts
+        if most is not None and (type(most) is not int or most < 0):
+            _fail(self, "extra_args", f"must have an integer of at least 0 as {NUM_DRAFTS}")
+
+    @property
+    def most_drafts(self) -> int | None:
+        """How many draft tokens a step verifies at most; None = the request does not say."""
+        return (self.extra_args or {}).get(NUM_DRAFTS)
 
     @property
     def is_greedy(self) -> bool:

@@ -277,13 +277,6 @@ class RequestBuilder:
                     f"{needs[0]} needs a tokenizer, but skip_tokenizer_init is set",
                     parameter=needs[0],
                 )
-        num_drafts = (params.extra_args or {}).get(NUM_DRAFTS)
-        if num_drafts is not None and (type(num_drafts) is not int or num_drafts < 0):
-            raise RequestError(
-                f"extra_args (vllm_xargs): {NUM_DRAFTS} must be an integer of at least 0, got "
-                f"{num_drafts!r:.60}",
-                parameter="extra_args",
-            )
         arguments = set(params.extra_args or ()) - {KV_PARAMETERS, NUM_DRAFTS}
         if unknown := sorted(arguments - self._arguments) if self._arguments is not None else []:
             known = (

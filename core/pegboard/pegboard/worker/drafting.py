@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pegboard.config.limits import NO_LIMIT, Limits
 from pegboard.data.batch import CSR, NewRequest, StepOutput
-from pegboard.data.sampling_params import NUM_DRAFTS
 from pegboard.errors import expect
 from pegboard.interfaces.draft import ComputedTokens, DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.platform import Copies
@@ -45,7 +44,7 @@ class SampleAndDraft(SampleOnHost):
     def add(self, new: NewRequest) -> None:
         super().add(new)
         self.proposer.add(new.row, new.token_ids)
-        allowed = (new.params.extra_args or {}).get(NUM_DRAFTS)
+        allowed = new.params.most_drafts
         self._most[new.row] = NO_LIMIT if allowed is None else allowed
 
     def remove(self, rows: np.ndarray) -> None:

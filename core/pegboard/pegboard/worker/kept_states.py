@@ -14,7 +14,8 @@ from pegboard.interfaces.attention import KVPlan, State
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.step_inputs import RowState
 
-NOW, BEFORE = 0, 1
+NOW = 0
+BEFORE = 1
 """The entries of a block table: the state, and the one before the drafts."""
 
 
