@@ -63,8 +63,8 @@ class MemoryNumbers:
 Trait = Literal["decode", "forward", "logits"]
 """What a recording computes. All its buffers have one row for each row of the step.
 
-decode      a step with one new token per request, all of which need logits: ids, the other inputs
-            of `Model.embed`, positions → hidden states, logits
+decode      a step whose tokens all need logits, one new token per request or one with its drafts:
+            ids, the other inputs of `Model.embed`, positions → hidden states, logits
 forward     any step: rows that `Model.embed` returns, positions → hidden states
 logits      hidden states → logits
 

@@ -153,7 +153,8 @@ class ModelRunner:
         num_tokens = int(batch.num_scheduled_tokens.sum())
         self.inputs.has_adapters = batch.lora_slots is not None and bool(batch.lora_slots.any())
         has_given = bool(self.given.spans) and self.given.computed(batch)
-        is_decode = num_tokens == batch.num_rows and not has_given and bool(batch.samples.all())
+        needs_all = bool((batch.num_scheduled_tokens == batch.num_draft_tokens + 1).all())
+        is_decode = needs_all and not has_given and bool(batch.samples.all())
         fused = self.stages.find("decode", num_tokens) if is_decode else None
         recording = fused or self.stages.find("forward", num_tokens)
         sees_ahead = self.state.visible is not None and self.state.visible.matters(batch)

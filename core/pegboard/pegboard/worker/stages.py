@@ -2,7 +2,7 @@
 called.
 
 token ids ─ embed → rows ─ forward → hidden ─ logits → logits
-└───────── decode: one token per request ────────────┘
+└──── decode: a token per request, and drafts ────────┘
                     └─ any step ──┘         └ of the rows that need a token
 
 A prompt may contain such rows instead of token ids. A step with them is like any other. Later
