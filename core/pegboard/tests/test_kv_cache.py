@@ -30,6 +30,7 @@ from pegboard.engine.kv.special_rules import make_rule
 from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, KVCacheTooSmall
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, KVPlan, Retain, State, Window
+from pegboard.interfaces.draft import DraftSource
 from pegboard.interfaces.kv_connector import BlockView, Release
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard.plan.engine_plan import EnginePlan
@@ -199,11 +200,17 @@ def test_everything_that_decides_a_block_enters_the_identity(tmp_path: Path) -> 
     layout = "native 1"
 
     def identity(
-        layout: str = layout, kv: KVPlan = kv_plan, engine: EngineConfig = config, **checkpoint: Any
+        layout: str = layout,
+        kv: KVPlan = kv_plan,
+        engine: EngineConfig = config,
+        draft: str | None = None,
+        **checkpoint: Any,
     ) -> str:
-        changed = dataclasses.replace(
-            plan, checkpoint=dataclasses.replace(plan.checkpoint, **checkpoint)
-        )
+        target = dataclasses.replace(plan.checkpoint, **checkpoint)
+        source = None
+        if draft is not None:
+            source = DraftSource(dataclasses.replace(plan.checkpoint, digest=draft))
+        changed = dataclasses.replace(plan, checkpoint=target, draft=source)
         return _kv_identity(changed, engine, [layout, layout], kv)
 
     group = kv_plan.groups[0]
@@ -219,6 +226,8 @@ def test_everything_that_decides_a_block_enters_the_identity(tmp_path: Path) -> 
         identity(config={"rope_theta": 5e5}),
         identity(rope_style="pairs"),
         identity(quantization={"quant_method": "x"}),
+        identity(draft="sha256:3"),
+        identity(draft="sha256:4"),
         identity(layout="native 2"),
         identity(engine=msgspec.structs.replace(config, dtype="bfloat16")),
         identity(engine=msgspec.structs.replace(config, quantization="int8")),

@@ -292,15 +292,22 @@ def _kv_identity(
 ) -> str:
     """Return the identity of the blocks (see KVPlan). A checkpoint without a digest never has the
     same identity twice."""
-    checkpoint = plan.checkpoint
+    checkpoints = [plan.checkpoint]
+    if plan.draft is not None:
+        checkpoints.append(plan.draft.checkpoint)
     weights = [
-        checkpoint.digest or os.urandom(16).hex(),
-        checkpoint.config,
-        checkpoint.rope_style,
-        checkpoint.quantization,
+        (
+            checkpoint.digest or os.urandom(16).hex(),
+            checkpoint.config,
+            checkpoint.rope_style,
+            checkpoint.quantization,
+        )
+        for checkpoint in checkpoints
     ]
     computed = [
         config.quantization,
+        config.spec_quantization,
+        config.spec_tensor_parallel_size,
         config.dtype,
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
