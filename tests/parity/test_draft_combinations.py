@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draft_heads import METHODS as MADE
 from draft_heads import Eagle, proposals
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,7 +163,7 @@ def test_any_mix_of_requests(
         "enable_prompt_embeds": True,
         "scheduling_policy": "priority",
         "max_model_len": 48,
-        "num_gpu_blocks_override": 15,
+        "num_gpu_blocks_override": 1 + 14 * drafted.num_groups,
         "disable_log_stats": False,
         "structured_outputs_config": {"backend": "xgrammar"},
     }
@@ -254,6 +255,8 @@ def test_settings_of_the_engine(
 ) -> None:
     """Also again, with prefixes that are cached or loaded."""
     engine = {"skip_tokenizer_init": False, "disable_log_stats": False, **SETTINGS[name]}
+    if "num_gpu_blocks_override" in engine:
+        engine["num_gpu_blocks_override"] *= drafted.num_groups
     if name == "shared_storage":
         engine |= transfer("SharedStorageConnector", shared_storage_path=str(tmp_path))
     plain_engine = {key: x for key, x in engine.items() if key != "kv_transfer_config"}
@@ -274,6 +277,35 @@ def test_settings_of_the_engine(
             assert num_kept(llm) == 0
             hits = llm.llm_engine.engine.stats().get("external_prefix_cache_hits_total", 0)
             assert (hits > 0) == ("kv_transfer_config" in engine)
+
+
+@pytest.mark.parametrize("connector", ["SharedStorageConnector", "OffloadingConnector"])
+@pytest.mark.parametrize("method", ["its own KV groups", "eagle"])
+def test_what_connectors_load_is_complete(
+    write: Callable[..., Reference],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    method: str,
+    connector: str,
+) -> None:
+    """The keys and values of the draft model come back too: its proposals after loaded prefixes are
+    those that it would make without."""
+    target = write("llama", num_hidden_layers=4)
+    config, head = MADE[method](target, write, tmp_path)
+    config |= {"num_speculative_tokens": NUM_DRAFTS, "adaptive_length": False}
+    is_shared = connector == "SharedStorageConnector"
+    extra = {"shared_storage_path": str(tmp_path / "kv")} if is_shared else {"num_cpu_blocks": 200}
+    engine = transfer(connector, **extra)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    for _ in range(2):
+        with open_llm(target.directory, speculative_config=config, **engine) as llm:
+            llm.generate(prompts, PARAMS[1], use_tqdm=False)
+            llm.reset_prefix_cache()
+            with proposals(llm) as pairs:
+                llm.generate(prompts, PARAMS[1], use_tqdm=False)
+            assert llm.llm_engine.engine.stats()["external_prefix_cache_hits_total"] > 50
+        for tokens, ids in pairs[::5]:
+            assert ids == head.drafts(tokens, len(ids)), len(tokens)
 
 
 @pytest.mark.parametrize("engine", [{}, {"enforce_eager": True, "max_num_batched_tokens": 8}])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,12 @@ NOISE = 0.3
 @dataclass
 class Drafted:
     """A target and the speculative config of its drafts. model: a transformers model with the names
-    and the sizes of the target's weights, and with its embedding."""
+    and the sizes of the target's weights, and with its embedding. num_groups: of the KV cache."""
 
     directory: Path
     model: Any
     config: dict[str, Any]
+    num_groups: int = 1
 
 
 def id_of(letter: str) -> int:
@@ -73,18 +73,23 @@ def counting(folder: Path) -> tuple[Reference, torch.Tensor]:
     return reference, counting_target(reference)
 
 
-def finished(reference: Reference, config: dict[str, Any]) -> Drafted:
+def finished(reference: Reference, config: dict[str, Any], num_groups: int = 1) -> Drafted:
     make_uncertain(reference.directory)
     write_tokenizer(reference.directory)
     common = {"num_speculative_tokens": NUM_DRAFTS, "adaptive_length": False}
-    return Drafted(reference.directory, reference.model, {**common, **config})
+    return Drafted(reference.directory, reference.model, {**common, **config}, num_groups)
 
 
 def draft_model(folder: Path) -> Drafted:
-    """The draft model is the target without the noise."""
+    """The draft model says what the target does without the noise. Its heads have another shape, so
+    it has its own blocks of the KV cache."""
     reference, _ = counting(folder)
-    deepcopy(reference.model).save_pretrained(folder / "second")
-    return finished(reference, {"method": "draft_model", "model": str(folder / "second")})
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    second = Reference(folder / "second", make_model("llama", **heads))
+    second.directory.mkdir()
+    counting_target(second)
+    config = {"method": "draft_model", "model": str(second.directory)}
+    return finished(reference, config, num_groups=2)
 
 
 def eagle(folder: Path) -> Drafted:
