@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from draft_heads import METHODS as MADE
 from draft_heads import Eagle, proposals
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_adapters_parity import SCALING, merged, random_adapter
 from tiny_drafts import METHODS, NUM_DRAFTS, Drafted, id_of
@@ -56,6 +56,18 @@ REQUEST = st.fixed_dictionaries(
         "aborted_after": st.sampled_from([None, None, None, 1, 4]),
     }
 )
+LONG = [
+    {
+        "prompt": [*range(60 + number, 70)],
+        "sampling": {"max_tokens": 16, "temperature": 0, "ignore_eos": True},
+        "adapter": number % 3,
+        "priority": number % 2,
+        "is_embedded": False,
+        "aborted_after": None,
+    }
+    for number in range(6)
+]
+"""They do not fit into the KV cache together."""
 PROMPTS = [[*range(3, 40), 70 + number] for number in range(3)] + [[*range(60, 85)], [5, 6]]
 PARAMS = [
     SamplingParams(max_tokens=15, temperature=0, ignore_eos=True, logprobs=1, prompt_logprobs=1),
@@ -163,7 +175,8 @@ def test_any_mix_of_requests(
         "enable_prompt_embeds": True,
         "scheduling_policy": "priority",
         "max_model_len": 48,
-        "num_gpu_blocks_override": 1 + 14 * drafted.num_groups,
+        "max_num_seqs": 6,
+        "num_gpu_blocks_override": 1 + 12 * drafted.num_groups,
         "disable_log_stats": False,
         "structured_outputs_config": {"backend": "xgrammar"},
     }
@@ -172,8 +185,9 @@ def test_any_mix_of_requests(
         open_llm(drafted.directory, speculative_config=drafted.config, **engine) as llm,
     ):
 
-        @settings(max_examples=60)
-        @given(st.lists(REQUEST, min_size=1, max_size=7))
+        @settings(max_examples=40)
+        @example(LONG)
+        @given(st.lists(REQUEST, min_size=1, max_size=8))
         def check(requests: list[dict[str, Any]]) -> None:
             compare(answer(llm, requests, drafted.model), answer(plain, requests, drafted.model))
             assert num_kept(llm) == num_kept(plain) == 0
