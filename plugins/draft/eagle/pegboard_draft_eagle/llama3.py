@@ -13,9 +13,9 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers import Build, Layer, Linear, Norm, read, size_of
 from pegboard.layers.build import PlainTensor
-from pegboard_draft_eagle.parts import embedding_of, head_of, root_of
 from pegboard_models.blocks import GatedMLP, SelfAttention, heads_of
 from pegboard_models.decoder import DecoderSizes
+from pegboard_models.eagle import embedding_of, head_of, root_of
 from pegboard_models.prediction import check_target
 from pegboard_models.rope import rope_parameters, scaled_rope
 

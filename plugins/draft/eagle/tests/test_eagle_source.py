@@ -23,6 +23,9 @@ def head(tmp_path: Any, architecture: str = "LlamaForCausalLM", **config: Any) -
     [
         (eagle, "LlamaForCausalLM", "EagleLlamaForCausalLM"),
         (eagle, "EagleLlamaForCausalLM", "EagleLlamaForCausalLM"),
+        (eagle, "Llama4ForCausalLM", "EagleLlama4ForCausalLM"),
+        (eagle, "MiniCPMForCausalLM", "EagleMiniCPMForCausalLM"),
+        (eagle, "EagleMistralLarge3ForCausalLM", "EagleMistralLarge3ForCausalLM"),
         (eagle3, "LlamaForCausalLM", "Eagle3LlamaForCausalLM"),
         (eagle3, "LlamaForCausalLMEagle3", "LlamaForCausalLMEagle3"),
     ],

@@ -1,64 +1,70 @@
-"""An EAGLE head (Li et al. 2024) whose layers are those of DeepSeek-V3."""
+"""EAGLE heads whose layers have latent attention (see `pegboard_models.eagle`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from pegboard.layers import Build, Embedding, Head, LayerStack, Linear, Norm
+from pegboard.errors import ModelError
+from pegboard.layers import Build, read
 from pegboard_model_deepseek.decoder import rope_of
-from pegboard_model_deepseek.deepseek import DeepseekV3Layers, has_pairs
+from pegboard_model_deepseek.deepseek import DeepseekLayers, DeepseekV3Layers, has_pairs
 from pegboard_model_deepseek.shape import Shape
-from pegboard_models.prediction import check_target
+from pegboard_models.eagle import EagleForm, EagleHead, root_of
 
 
-class EagleDeepSeek(DeepseekV3Layers, nn.Module):
-    """Implements `pegboard.interfaces.draft.DraftModel`. A layer has experts if the checkpoint has
-    some for it."""
+class LatentEagle(DeepseekLayers, EagleHead):
+    """architecture: its name. A layer has experts if the checkpoint has some for it."""
+
+    form = EagleForm()
+    architecture = ""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        super().__init__()
-        check_target(build, "EagleDeepSeekMTPModel", "eagle")
-        root = build.at("model") if build.has("model.fc") else build
+        root = root_of(build, "fc")
         count = Shape(config).num_layers
         has_experts = [build.has(root.at(f"layers.{i}.mlp.experts").path) for i in range(count)]
         kinds = ["sparse" if has else "dense" for has in has_experts]
         config = {**config, "mlp_layer_types": config.get("mlp_layer_types") or kinds}
         shape = Shape(config)
-        hidden = shape.hidden_size
         self.pairs = has_pairs(config)
-        self.rope = rope_of(build, config, shape)
-        self.embedding_norm = Norm(root.at("enorm"), hidden, shape.eps)
-        self.hidden_norm = Norm(root.at("hnorm"), hidden, shape.eps)
-        self.fc = Linear(root.at("fc"), 2 * hidden, hidden)
-        self.layers = LayerStack(
-            root.at("layers"),
-            count,
+        rope = rope_of(build, config, shape)
+        super().__init__(
+            build,
             lambda build, index: self.layer(build, index, shape, config),
-            Norm(root.at("norm"), hidden, shape.eps),
+            lambda *positions: (rope(*positions),),
+            shape,
+            count,
+            self.architecture,
+            self.form,
         )
-        self.embedding: Callable[[Tensor], Tensor] = build.target.embed
-        if build.has(root.at("embed_tokens").path):
-            self.embedding = Embedding(root.at("embed_tokens"), shape.vocab_size, hidden)
-        self.head: Callable[[Tensor], Tensor] = build.target.logits
-        if build.has("lm_head"):
-            self.head = Head(build.at("lm_head"), shape.vocab_size, hidden)
-        build.declared.given = hidden
 
-    def start(self, hidden: Tensor) -> Tensor:
-        return hidden
 
-    def embed(self, input_ids: Tensor, *given: Tensor) -> Tensor:
-        embedded = self.embedding(input_ids)
-        before = self.hidden_norm(given[0].to(embedded.dtype))
-        out: Tensor = self.fc(torch.cat([self.embedding_norm(embedded), before], -1))
-        return out
+class EagleDeepSeek(DeepseekV3Layers, LatentEagle):
+    form = EagleForm(embedding_norm="enorm", hidden_norm="hnorm")
+    architecture = "EagleDeepSeekMTPModel"
 
-    def forward(self, hidden: Tensor, *positions: Tensor) -> Tensor:
-        return self.layers(hidden, self.rope(*positions))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
+class EagleMistralLarge3(LatentEagle):
+    """Experts are chosen without corrections, by softmax. Groups count by their best expert."""
+
+    method = "group_limited_greedy"
+    architecture = "EagleMistralLarge3ForCausalLM"
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        refuse_late_queries(config, build)
+        super().__init__(config, build)
+
+
+def refuse_late_queries(config: Mapping[str, Any], build: Build) -> None:
+    """Raise ModelError if queries of late tokens have factors, and the engine may have such
+    tokens."""
+    rule = config.get("llama_4_scaling")
+    if not isinstance(rule, Mapping):
+        return
+    first = read(rule, "original_max_position_embeddings", int) or 1
+    last = build.max_positions
+    if last is None or last > first:
+        raise ModelError(
+            f"this head has llama_4_scaling, which changes queries from position {first} on, and "
+            f"that is not computed; set max_model_len to at most {first}"
+        )

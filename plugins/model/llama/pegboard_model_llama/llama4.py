@@ -80,10 +80,10 @@ class Llama4Shape(Shape):
             self.tuning = read(config, "floor_scale", int) or 8192, 0.1 if scale is None else scale
 
 
-class Llama4Model(Decoder):
-    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        shape = Llama4Shape(config)
-        hidden = shape.hidden_size
+class Llama4Layers:
+    """The layers of a model, and what they get in each step."""
+
+    def __init__(self, config: Mapping[str, Any], build: Build, shape: Llama4Shape) -> None:
         base, scaling = rope_parameters({"rope_theta": 500_000.0, **config})
         in_pairs = replace(build, rope_style="pairs")
         rope = scaled_rope(
@@ -94,33 +94,46 @@ class Llama4Model(Decoder):
                 "the checkpoint normalizes rotated queries and keys, which its rotary scaling "
                 "makes longer"
             )
-        lateness = (
+        self.shape = shape
+        self.rope = rope
+        self.lateness = (
             Lateness(build, shape.tuning, shape.max_positions)
             if shape.tuning and not all(shape.rotates)
             else None
         )
 
-        def layer(build: Build, index: int) -> nn.Module:
-            block = build.at("feed_forward")
-            is_dense = index not in shape.with_experts
-            return PreNorm(
-                (
-                    Norm(build.at("input_layernorm"), hidden, shape.eps),
-                    ScaledAttention(build.at("self_attn"), index, shape, rope),
-                ),
-                (
-                    Norm(build.at("post_attention_layernorm"), hidden, shape.eps),
-                    mlp(block, shape, shape.dense_size) if is_dense else experts(block, shape),
-                ),
-            )
+    def layer(self, build: Build, index: int) -> nn.Module:
+        """Return a layer of the stack."""
+        shape = self.shape
+        hidden = shape.hidden_size
+        block = build.at("feed_forward")
+        is_dense = index not in shape.with_experts
+        return PreNorm(
+            (
+                Norm(build.at("input_layernorm"), hidden, shape.eps),
+                ScaledAttention(build.at("self_attn"), index, shape, self.rope),
+            ),
+            (
+                Norm(build.at("post_attention_layernorm"), hidden, shape.eps),
+                mlp(block, shape, shape.dense_size) if is_dense else experts(block, shape),
+            ),
+        )
 
-        super().__init__(build, layer, shape, rope=rope)
-        self.lateness = lateness
+    def step(self, positions: Tensor) -> tuple[Rotation, Tensor | None]:
+        """Return what layers get besides the hidden states."""
+        factors = None if self.lateness is None else self.lateness(positions)
+        return self.rope(positions), factors
+
+
+class Llama4Model(Decoder):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        shape = Llama4Shape(config)
+        parts = Llama4Layers(config, build, shape)
+        super().__init__(build, parts.layer, shape, rope=parts.rope)
+        self.step = parts.step
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        assert self.rope is not None
-        factors = None if self.lateness is None else self.lateness(positions)
-        return self.layers(hidden, self.rope(positions), factors)
+        return self.layers(hidden, *self.step(positions))
 
 
 class ScaledAttention(SelfAttention):
