@@ -1,11 +1,12 @@
 """Train a small head for speculative decoding: the model answers prompts, and the head learns to
 propose what the model answers.
 
-    python examples/train_draft_heads.py --method eagle3 --output heads/eagle3
+    python examples/train_draft_heads.py --method eagle3 medusa
 
 The model is the default model, or --model with a GGUF file or a folder of transformers, of the
-Llama form. The head is a checkpoint that speculative_config={"method": …, "model": …} reads. Needs
-transformers and safetensors. docs/draft_heads.md says how long it takes and what it gives.
+Llama form. Each head is a checkpoint that speculative_config={"method": "eagle3", "model":
+"heads/eagle3"} reads. Needs transformers, safetensors and gguf. docs/draft_heads.md says how long
+it takes and what it gives.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from torch.nn import functional
 from pegboard.config.schema import Settings
 from pegboard.plan.engine_plan import resolve
 
-NUM_TAPS = 3
 WARM_UP_STEPS = 20
 LEARNING_RATE = 1e-3
 NOISE = 0.1
@@ -60,9 +60,8 @@ def loss_of(
     loss = torch.zeros(())
     right = []
     if isinstance(head, EagleHead):
-        if not head.is_third:
-            tapped = tapped + (torch.rand_like(tapped) * 2 - 1) * NOISE
-        given = head.start(tapped[:, :length].float())
+        noise = (torch.rand_like(final) * 2 - 1) * NOISE
+        given = head.start(tapped[:, :length].float(), (final + noise)[:, :length].float())
     for place in range(depth):
         following = slice(place + 1, place + 1 + length)
         is_answer = answers[:, place + 2 : place + 2 + length] & answers[:, 1 : 1 + length]
@@ -111,39 +110,49 @@ def train(head: EagleHead | MedusaHeads, texts: Texts, given: argparse.Namespace
         schedule.step()
         if step % 20 == 0 or step == num_steps - 1:
             shares = " ".join(f"{share:.2f}" for share in right)
-            print(f"step {step}, {time.monotonic() - begin:.0f} s: loss {loss:.3f}, right {shares}")
+            print(
+                f"step {step}, {time.monotonic() - begin:.0f} s: loss {loss:.3f}, right {shares}",
+                flush=True,
+            )
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         parts = [loss_of(head, texts.batches[number], rope, given.depth)[1] for number in measured]
     shares = " ".join(f"{sum(one) / len(one):.2f}" for one in zip(*parts, strict=True))
     print(f"right on texts that were not trained on: {shares}")
 
 
-def save(head: EagleHead | MedusaHeads, given: argparse.Namespace, taps: tuple[int, ...]) -> None:
+def save(
+    head: EagleHead | MedusaHeads, method: str, given: argparse.Namespace, taps: tuple[int, ...]
+) -> None:
     """Write the checkpoint that the draft plugins read."""
     rows = len(head.target.kept)
     config = json.loads(head.target.config.to_json_string(use_diff=False))
     for name in ("quantization_config", "layer_types"):
         config.pop(name, None)
     config["num_hidden_layers"] = 1
-    if given.method == "medusa":
+    if method == "medusa":
         config |= {"num_heads": given.depth, "truncated_vocab_size": rows, "original_lm_head": True}
-    if given.method == "eagle3":
+    if method == "eagle3":
         config["draft_vocab_size"] = rows
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(taps)}
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
+    folder = given.output / method
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
     tensors = {
         name: tensor.to(torch.bfloat16).contiguous() if tensor.is_floating_point() else tensor
         for name, tensor in head.checkpoint().items()
     }
-    save_file(tensors, given.output / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--method", choices=("eagle", "eagle3", "medusa"), default="eagle3")
+    parser.add_argument(
+        "--method", choices=("eagle", "eagle3", "medusa"), nargs="+", default=["eagle3"]
+    )
     parser.add_argument("--model", help="GGUF file or folder; without it, the default model")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the head")
+    parser.add_argument(
+        "--output", type=Path, default=Path("heads"), help="each head is a folder in it"
+    )
     parser.add_argument(
         "--answers",
         type=Path,
@@ -169,19 +178,23 @@ def main() -> None:
     pairs = json.loads(given.answers.read_text("utf-8"))
     model = load(path)
     depth = model.config.num_hidden_layers
-    taps = (depth // 3, 2 * depth // 3, depth) if given.method == "eagle3" else ()
+    taps = (depth // 3, 2 * depth // 3, depth)
+    begin = time.monotonic()
     texts = Texts(model, pairs, taps, given.batch)
+    num_tokens = sum(batch[1].sum().item() for batch in texts.batches)
+    print(f"{num_tokens} tokens of answers, states in {time.monotonic() - begin:.0f} s", flush=True)
     counts = Counter(token for _, answer in pairs for token in answer)
     counts.update(range(min(given.vocabulary, model.config.vocab_size)))
     most = sorted(token for token, _ in counts.most_common(given.vocabulary))
     target = Target(model, torch.tensor(most))
-    head: EagleHead | MedusaHeads
-    if given.method == "medusa":
-        head = MedusaHeads(target, given.depth)
-    else:
-        head = EagleHead(target, NUM_TAPS, given.method == "eagle3")
-    train(head, texts, given)
-    save(head, given, taps)
+    for method in given.method:
+        head: EagleHead | MedusaHeads
+        if method == "medusa":
+            head = MedusaHeads(target, given.depth)
+        else:
+            head = EagleHead(target, len(taps), method == "eagle3")
+        train(head, texts, given)
+        save(head, method, given, taps)
 
 
 if __name__ == "__main__":

@@ -108,9 +108,10 @@ class EagleHead(nn.Module):
             mixed = mixed + shares[..., length + depth, None] * value
         return self.project(mixed.transpose(1, 2).flatten(2), "self_attn.o_proj")
 
-    def start(self, taps: Tensor) -> Tensor:
-        """[B, L, taps, size] → what is given with the next token [B, L, size]."""
-        return self.project(taps.flatten(2), "fc") if self.is_third else taps[:, :, -1]
+    def start(self, taps: Tensor, final: Tensor) -> Tensor:
+        """Return what is given with the next token [B, L, size], from the target's states at three
+        depths [B, L, taps, size], and those after the final norm [B, L, size]."""
+        return self.project(taps.flatten(2), "fc") if self.is_third else final
 
     def forward(
         self,

@@ -129,5 +129,4 @@ class Texts:
         hook.remove()
         last = self.model.config.num_hidden_layers
         parts = [before_norm[0] if depth == last else states[depth] for depth in self.taps]
-        tapped = torch.stack(parts, 2) if parts else states[-1][:, :, None]
-        return tokens, answers, tapped.clone(), states[-1].clone()
+        return tokens, answers, torch.stack(parts, 2), states[-1].clone()
