@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 import numpy as np
@@ -58,7 +59,9 @@ class ChainProposer:
         hidden, positions = self._follow(step, step.computed, counts, lengths)
         columns = DraftColumns(self._drawing, step.rows, counts)
         if columns.sizes:
+            started = time.perf_counter()
             self._extend(columns, positions[columns.order], hidden)
+            self._lengths.took(len(columns.sizes), time.perf_counter() - started)
         return columns.drafts(step, self._lengths)
 
     def _extend(self, columns: DraftColumns, positions: np.ndarray, hidden: Tensor) -> None:

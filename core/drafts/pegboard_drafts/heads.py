@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -50,5 +51,7 @@ class HeadsProposer:
             (states,) = step.computed.hidden
             hidden = states[torch.from_numpy(ends[columns.order] - 1).to(states.device)]
             last_ids = np.array([step.history[place][-1] for place in columns.order], np.int64)
+            started = time.perf_counter()
             self._compute(hidden, last_ids, columns)
+            self._lengths.took(len(columns.sizes), time.perf_counter() - started)
         return columns.drafts(step, self._lengths)

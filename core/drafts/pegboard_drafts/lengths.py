@@ -2,13 +2,13 @@
 
 A row has an estimate p of the probability that its next draft token is right. The k-th draft token
 of a step is then accepted with probability p^k. It is worth its place if that is at least the
-number of output tokens that the time for one more token would give elsewhere. In a batch of B rows
-that number is C · B / (F + B), where F is the time of a step that does not depend on its tokens, in
-tokens, and C the time of a draft token, in decoded tokens: the larger the batch, the better drafts
-must be.
+number of output tokens that the time for it would give elsewhere: the time of a draft token, times
+the tokens per second of plain decoding, which is the number of rows over the time of a plain step
+(see `costs`). A draft model also takes time for each depth, which all rows share.
 
 A row that verifies nothing still gets one proposal, which is compared with the next token. So its
-estimate rises as soon as the text repeats itself, and until then its steps are plain decoding.
+estimate rises as soon as the text repeats itself, and until then its steps are plain decoding. A
+draft model does so only now and then, because its proposals take time.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ from math import log
 import numpy as np
 
 from pegboard.interfaces.draft import DraftSetup, DraftStep
+from pegboard_drafts.costs import StepCosts
 
 FIRST_RATE = 0.5
 WEIGHT = 0.3
 """The weight of the newest draft token in the estimate."""
-DRAFT_COST = 0.6
-"""C above, as measured on a CPU. It is below 1 because matrix products of more rows are faster."""
-MIXED_COST = 0.75
-MOST_MIXED_COST = 6.0
-"""Extra cost of a step with drafts and several rows, in decoded tokens per row, and its maximum.
-Such a step is not one token per row (0.5, at most 4, as measured on a CPU), and no step is
-scheduled ahead."""
 USUAL_WEIGHT = 0.01
 """The weight of a row's estimate in the estimate for new requests."""
 LOWEST_RATE = 0.01
 HIGHEST_RATE = 0.995
+PROBE_STEPS = 16
+"""A draft model whose drafts are not worth their time proposes one in so many steps."""
+DEPTH_WEIGHT = 0.1
+"""The weight of the newest step in the estimate of a depth's time."""
 
 
 class DraftLengths:
     """The estimates of all rows. A proposer asks `wanted` how many drafts to propose, and returns
-    those that `cut` keeps. With `spec_adaptive` off, both allow all."""
+    those that `cut` keeps. With `spec_adaptive` off, both allow all. A proposer with a model tells
+    `took` how long it was."""
 
     def __init__(self, setup: DraftSetup) -> None:
         limits = setup.limits
         self._is_adaptive = setup.is_adaptive
-        self._fixed_tokens = setup.fixed_tokens
+        self._measures = setup.measures
+        self._costs = StepCosts(setup.fixed_tokens)
+        self._has_model = setup.forwards is not None
+        self._depth_s = 0.0
+        self._num_steps = 0
         self._rates = [FIRST_RATE] * limits.max_num_seqs
         self._usual = FIRST_RATE
         self._next: list[int | None] = [None] * limits.max_num_seqs
@@ -61,13 +64,17 @@ class DraftLengths:
         self._observe(step)
         worth = log(self._worth(len(most)))
         rows = step.rows.tolist()
-        return [
+        counts = [
             min(limit, max(1, int(worth / log(self._rates[row]))))
             for row, limit in zip(rows, most, strict=True)
         ]
+        return self._worth_their_depth(rows, counts) if self._has_model else counts
 
-    def _worth(self, num_rows: int) -> float:
-        return DRAFT_COST * num_rows / (self._fixed_tokens + num_rows)
+    def took(self, depths: int, seconds: float) -> None:
+        """Learn that a draft model took this time for the drafts of so many depths."""
+        if self._measures and depths:
+            weight = DEPTH_WEIGHT if self._depth_s else 1.0
+            self._depth_s += weight * (seconds / depths - self._depth_s)
 
     def cut(self, step: DraftStep, proposals: list[np.ndarray]) -> list[np.ndarray]:
         """Return the part of each row's proposals that is worth verifying."""
@@ -83,12 +90,43 @@ class DraftLengths:
             count = len(proposal) if rate >= worth else 0
             gain += rate * (1 - rate**count) / (1 - rate) - worth * count
             kept.append(proposal[:count])
-        if num_rows > 1 and gain < min(MIXED_COST * num_rows, MOST_MIXED_COST):
+        if gain < self._tokens_in(self._costs.mixed(num_rows), num_rows):
             return [proposal[:0] for proposal in proposals]
         return kept
 
+    def _tokens_in(self, cost: float, num_rows: int) -> float:
+        """Return how many tokens plain decoding gives in this time, in the unit of `costs`."""
+        return cost * num_rows / self._costs.plain(num_rows)
+
+    def _worth(self, num_rows: int) -> float:
+        """Return the probability from which on a draft is worth its time."""
+        return min(self._tokens_in(self._costs.draft, num_rows), HIGHEST_RATE)
+
+    def _worth_their_depth(self, rows: list[int], counts: list[int]) -> list[int]:
+        """Return fewer drafts where those of a depth do not pay for the draft model's time."""
+        self._num_steps += 1
+        if self._num_steps % PROBE_STEPS == 0:
+            return counts
+        rates = [self._rates[row] for row in rows]
+        worth = self._worth(len(rows))
+        depth = self._tokens_in(self._costs.of(self._depth_s), len(rows))
+        value = 0.0
+        best = (0.0, 0)
+        for place in range(1, max(counts) + 1):
+            gains = [
+                rate**place - worth
+                for rate, count in zip(rates, counts, strict=True)
+                if count >= place
+            ]
+            value += sum(gains) - depth
+            best = max(best, (value, place))
+        return [min(count, best[1]) for count in counts]
+
     def _observe(self, step: DraftStep) -> None:
         """Update the estimates."""
+        num_drafts = int(step.num_verified.sum())
+        if self._measures and step.num_tokens == len(step.rows) + num_drafts:
+            self._costs.observe(len(step.rows), num_drafts, step.seconds)
         outcomes = zip(
             step.rows.tolist(),
             step.history,

@@ -94,13 +94,15 @@ class DraftSetup:
     """is_adaptive: a proposer that is seldom right should propose less. fixed_tokens: see
     `Device.fixed_tokens`. forwards: None = the proposer has no model. draw: draws drafts, as
     `DrawsDrafts.draw_drafts` of the sampler; None = the sampler cannot verify drafts that were
-    drawn."""
+    drawn. measures: the proposals may depend on the times of steps, because no other rank must
+    make the same."""
 
     limits: "Limits"
     is_adaptive: bool = True
     fixed_tokens: float = 1.0
     forwards: Forwards | None = None
     draw: "Callable[[Tensor, np.ndarray], tuple[Tensor, Tensor | None]] | None" = None
+    measures: bool = False
 
 
 @dataclass(slots=True)
@@ -122,13 +124,16 @@ class DraftStep:
     """rows: [S], the rows that may draft: those that have a new token. history: one host array of
     token ids per row. max_drafts: [S], the limit of each row. num_verified: [S], how many drafts
     the step has verified. num_new: [S], how many tokens it has added to the history: the drafts
-    that were right, and one more. computed: set for proposers with a model."""
+    that were right, and one more. num_tokens: what the step has computed, in all rows. seconds:
+    how long it took until its tokens were known. computed: set for proposers with a model."""
 
     rows: "np.ndarray"
     history: "list[np.ndarray]"
     max_drafts: "np.ndarray"
     num_verified: "np.ndarray"
     num_new: "np.ndarray"
+    num_tokens: int = 0
+    seconds: float = 0.0
     computed: ComputedTokens | None = None
 
 

@@ -17,7 +17,7 @@ from pegboard.interfaces.platform import Copies
 from pegboard.interfaces.sampler import Sampler
 from pegboard.worker.endings import SampleOnHost, Step
 from pegboard.worker.stages import Stages
-from pegboard.worker.step_inputs import InputBuilder, StepInputs
+from pegboard.worker.step_inputs import InputBuilder
 
 
 class SampleAndDraft(SampleOnHost):
@@ -48,26 +48,28 @@ class SampleAndDraft(SampleOnHost):
         wait = super().end(step)
         started = time.perf_counter()
         if len(step.inputs.sample_rows):
-            step.output.draft_token_ids = self.propose(step.inputs, step.output.token_ids)
+            step.output.draft_token_ids = self.propose(step, started)
         self.draft_s = time.perf_counter() - started
         return wait
 
-    def propose(
-        self, inputs: StepInputs, sampled: CSR, computed: ComputedTokens | None = None
-    ) -> CSR:
+    def propose(self, step: Step, now: float, computed: ComputedTokens | None = None) -> CSR:
         """Ask the draft plugin for the next step's proposals, and keep them."""
+        inputs = step.inputs
+        sampled = step.output.token_ids
         state = self.inputs.state
         rows = inputs.sample_rows
         most = self.limits.max_drafts if len(rows) <= self.limits.max_draft_rows else 0
-        step = DraftStep(
+        request = DraftStep(
             rows=rows,
             history=[state.token_ids[row, : state.num_tokens[row]] for row in rows],
             max_drafts=np.clip(self.limits.max_model_len - state.num_tokens[rows] - 1, 0, most),
             num_verified=np.diff(inputs.offsets) - 1,
             num_new=np.diff(sampled.offsets),
+            num_tokens=inputs.num_tokens,
+            seconds=now - step.started,
             computed=computed,
         )
-        drafts = expect(self.proposer.propose(step), Drafts, self.proposer, "propose")
+        drafts = expect(self.proposer.propose(request), Drafts, self.proposer, "propose")
         state.proposals.keep(rows, drafts.token_ids, drafts.probs)
         return CSR.of(drafts.token_ids)
 
@@ -81,9 +83,11 @@ class SampleAndFollow(SampleAndDraft):
         hidden = self.stages.taps or (step.hidden[:num_tokens].clone(),)
         wait = SampleOnHost.end(self, step)
         started = time.perf_counter()
+        # the embedding and the head that a draft model shares are those of the base model
+        self.inputs.has_adapters = False
         output = step.output
         computed = self.computed(step, output.token_ids, hidden)
-        proposals = self.propose(step.inputs, output.token_ids, computed)
+        proposals = self.propose(step, started, computed)
         if len(step.inputs.sample_rows):
             output.draft_token_ids = proposals
         self.draft_s = time.perf_counter() - started

@@ -25,7 +25,8 @@ Masks = Callable[[], TokenMasks]
 @dataclass(slots=True)
 class Step:
     """What an ending gets. hidden: [T, size]. logits: [S, V] if the step has computed them already.
-    masks: waits for the grammar masks; None = the step needs none. output: gets the results."""
+    masks: waits for the grammar masks; None = the step needs none. output: gets the results.
+    started: when the step began (`time.perf_counter`)."""
 
     batch: Batch
     inputs: StepInputs
@@ -33,6 +34,7 @@ class Step:
     logits: Tensor | None
     masks: Masks | None
     output: StepOutput
+    started: float
 
 
 class Ending:

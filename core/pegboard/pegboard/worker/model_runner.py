@@ -179,7 +179,7 @@ class ModelRunner:
             prompt_logprobs=prompt_logprobs,
             transfers=transfers,
         )
-        wait = self.ending.end(Step(batch, inputs, hidden, logits, masks, output))
+        wait = self.ending.end(Step(batch, inputs, hidden, logits, masks, output, started))
         draft_s = self.ending.draft_s
         ended = time.perf_counter()
         output.times = StepTimes(

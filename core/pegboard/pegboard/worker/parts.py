@@ -260,6 +260,7 @@ def proposer_of(
                 setup.device.fixed_tokens,
                 forwards,
                 getattr(sampler, "draw_drafts", None),
+                measures=config.num_ranks == 1,
             ),
         )
         return proposer

@@ -13,6 +13,7 @@ from pegboard.layers import Build, LayerStack, Linear, Norm, read, size_of
 from pegboard_draft_eagle.parts import embedding_of, head_of, root_of
 from pegboard_models.blocks import GatedMLP, PreNorm, SelfAttention, heads_of
 from pegboard_models.decoder import DecoderSizes
+from pegboard_models.prediction import check_target
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 
@@ -38,6 +39,7 @@ class EagleLlama(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
+        check_target(build, "EagleLlamaForCausalLM", "eagle")
         sizes = DecoderSizes(config)
         hidden = sizes.hidden_size
         heads = heads_of(config)

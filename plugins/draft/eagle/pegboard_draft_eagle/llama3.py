@@ -16,6 +16,7 @@ from pegboard.layers.build import PlainTensor
 from pegboard_draft_eagle.parts import embedding_of, head_of, root_of
 from pegboard_models.blocks import GatedMLP, SelfAttention, heads_of
 from pegboard_models.decoder import DecoderSizes
+from pegboard_models.prediction import check_target
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 DEPTHS = 3
@@ -83,6 +84,7 @@ class Eagle3Llama(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
+        check_target(build, "Eagle3LlamaForCausalLM", "eagle3")
         sizes = DecoderSizes(config)
         hidden = sizes.hidden_size
         if sizes.num_layers != 1:

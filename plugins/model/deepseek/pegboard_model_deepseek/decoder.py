@@ -20,39 +20,15 @@ LATENT_EPS = 1e-6
 """The epsilon of the norms within attention. Configs do not contain it."""
 
 
-class LatentDecoder(Decoder):
-    """Attention and feed-forward, each after a norm.
+class LatentLayers:
+    """The layers of a decoder: attention and feed-forward, each after a norm.
 
     pairs: how the rotated channels are ordered (see `LatentAttention`). residual_scale: factor of
-    what each block adds. rotates: whether the attention has rotary embeddings.
+    what each block adds.
     """
 
+    pairs: bool
     residual_scale = 1.0
-    rotates = True
-
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        build: Build,
-        shape: Shape,
-        *,
-        pairs: bool,
-        **factors: float,
-    ) -> None:
-        self.pairs = pairs
-        rope: Rope | None = None
-        if self.rotates:
-            base, scaling = rope_parameters(config)
-            rope = scaled_rope(
-                build, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling
-            )
-        super().__init__(
-            build,
-            lambda build, index: self.layer(build, index, shape, config),
-            shape,
-            rope=rope,
-            **factors,
-        )
 
     def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
         """Return a layer of the stack. A model with other layers overrides this."""
@@ -78,6 +54,39 @@ class LatentDecoder(Decoder):
         """Return the feed-forward block of a layer. build: of the layer. A model with experts
         overrides this."""
         return mlp(build.at("mlp"), shape)
+
+
+class LatentDecoder(LatentLayers, Decoder):
+    """rotates: whether the attention has rotary embeddings."""
+
+    rotates = True
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        build: Build,
+        shape: Shape,
+        *,
+        pairs: bool,
+        **factors: float,
+    ) -> None:
+        self.pairs = pairs
+        rope = rope_of(build, config, shape) if self.rotates else None
+        super().__init__(
+            build,
+            lambda build, index: self.layer(build, index, shape, config),
+            shape,
+            rope=rope,
+            **factors,
+        )
+
+
+def rope_of(build: Build, config: Mapping[str, Any], shape: Shape) -> Rope:
+    """Return the rotary embedding that the config names."""
+    base, scaling = rope_parameters(config)
+    return scaled_rope(
+        build, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling
+    )
 
 
 def mlp(build: Build, shape: Shape, width: int | None = None) -> GatedMLP:

@@ -15,20 +15,16 @@ from torch import nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Experts, RouterRule, read, size_of
-from pegboard_model_deepseek.decoder import LatentDecoder, mlp
+from pegboard_model_deepseek.decoder import LatentDecoder, LatentLayers, mlp
 from pegboard_model_deepseek.shape import Shape, sparse_layers
 from pegboard_models.blocks import ExpertsBlock
 
 
-class DeepseekModel(LatentDecoder):
+class DeepseekLayers(LatentLayers):
     """score, method: how experts are chosen if the config does not say it."""
 
     score = "softmax"
     method = "greedy"
-
-    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        pairs = read(config, "rope_interleave", bool) is not False
-        super().__init__(config, build, Shape(config), pairs=pairs)
 
     def feed_forward(
         self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
@@ -40,13 +36,27 @@ class DeepseekModel(LatentDecoder):
         return experts_block(build.at("mlp"), shape, config, num_experts, rule)
 
 
+class DeepseekV3Layers(DeepseekLayers):
+    score = "sigmoid"
+    method = "noaux_tc"
+
+
+class DeepseekModel(DeepseekLayers, LatentDecoder):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(config, build, Shape(config), pairs=has_pairs(config))
+
+
 class DeepseekV2Model(DeepseekModel):
     pass
 
 
-class DeepseekV3Model(DeepseekModel):
-    score = "sigmoid"
-    method = "noaux_tc"
+class DeepseekV3Model(DeepseekV3Layers, DeepseekModel):
+    pass
+
+
+def has_pairs(config: Mapping[str, Any]) -> bool:
+    """Return whether channels that are rotated together are neighbors."""
+    return read(config, "rope_interleave", bool) is not False
 
 
 def router_rule(

@@ -32,19 +32,38 @@ from pegboard_models.parameters import Parameters
 
 class LongcatFlashModel(LatentDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        standard = {
-            "num_hidden_layers": size_of(config, "num_layers"),
-            "intermediate_size": size_of(config, "ffn_hidden_size"),
-        }
-        shape = Shape({**config, **standard})
-        if shape.q_rank is None:
-            raise ModelError(
-                "the checkpoint's config has no q_lora_rank; LongCat-Flash needs a positive integer"
-            )
-        super().__init__(config, build, shape, pairs=True)
+        super().__init__(config, build, Shape(standard(config)), pairs=True)
 
     def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
         return ShortcutLayer(build, index, shape, config)
+
+
+def standard(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with DeepSeek-V3's names."""
+    if read(config, "q_lora_rank", int) is None:
+        raise ModelError(
+            "the checkpoint's config has no q_lora_rank; LongCat-Flash needs a positive integer"
+        )
+    renamed = {
+        "num_hidden_layers": size_of(config, "num_layers"),
+        "intermediate_size": size_of(config, "ffn_hidden_size"),
+    }
+    return {**config, **renamed}
+
+
+def scaled_attention(
+    build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+) -> LatentSelfAttention:
+    """Return the attention of half a layer, whose small vectors have factors of their sizes."""
+    assert shape.q_rank is not None
+    grown = {
+        name: read(config, name, bool) is not False
+        for name in ("mla_scale_q_lora", "mla_scale_kv_lora")
+    }
+    scale = shape.scale(config)
+    scale *= (shape.hidden_size / shape.q_rank) ** 0.5 if grown["mla_scale_q_lora"] else 1.0
+    latent_scale = (shape.hidden_size / shape.rank) ** 0.5 if grown["mla_scale_kv_lora"] else 1.0
+    return LatentSelfAttention(build, index, shape, scale, pairs=True, latent_scale=latent_scale)
 
 
 class ShortcutLayer(nn.Module):
@@ -53,30 +72,16 @@ class ShortcutLayer(nn.Module):
 
     def __init__(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> None:
         super().__init__()
-        assert shape.q_rank is not None
-        grown = {
-            name: read(config, name, bool) is not False
-            for name in ("mla_scale_q_lora", "mla_scale_kv_lora")
-        }
-        scale = shape.scale(config)
-        scale *= (shape.hidden_size / shape.q_rank) ** 0.5 if grown["mla_scale_q_lora"] else 1.0
-        latent_scale = (
-            (shape.hidden_size / shape.rank) ** 0.5 if grown["mla_scale_kv_lora"] else 1.0
-        )
-
-        def attention(half: int) -> LatentSelfAttention:
-            path = build.at(f"self_attn.{half}")
-            return LatentSelfAttention(
-                path, 2 * index + half, shape, scale, pairs=True, latent_scale=latent_scale
-            )
 
         def norms(name: str) -> list[Norm]:
             return [
                 Norm(build.at(f"{name}.{half}"), shape.hidden_size, shape.eps) for half in (0, 1)
             ]
 
-        self.first = attention(0)
-        self.second = attention(1)
+        self.first, self.second = (
+            scaled_attention(build.at(f"self_attn.{half}"), 2 * index + half, shape, config)
+            for half in (0, 1)
+        )
         self.before = norms("input_layernorm")
         self.between = norms("post_attention_layernorm")
         self.mlps = [mlp(build.at(f"mlps.{half}"), shape) for half in (0, 1)]

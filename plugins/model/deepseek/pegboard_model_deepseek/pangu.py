@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from pegboard.layers import Build, Norm, read
-from pegboard_model_deepseek.deepseek import DeepseekModel
+from pegboard_model_deepseek.deepseek import DeepseekLayers, DeepseekModel
 from pegboard_model_deepseek.shape import Shape
 from pegboard_models.blocks import PreNorm
 
@@ -27,22 +27,9 @@ NAMES = {
 names."""
 
 
-class PanguUltraMoEModel(DeepseekModel):
+class PanguLayers(DeepseekLayers):
     score = "sigmoid"
     method = "greedy"
-
-    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        super().__init__(
-            {
-                **config,
-                **{
-                    name: config[name_in_config]
-                    for name, name_in_config in NAMES.items()
-                    if name_in_config in config
-                },
-            },
-            build,
-        )
 
     def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
         if not read(config, "sandwich_norm", bool):
@@ -57,3 +44,18 @@ class PanguUltraMoEModel(DeepseekModel):
             (norm("input_layernorm"), attention, norm("post_attention_layernorm")),
             (norm("pre_mlp_layernorm"), feed_forward, norm("post_mlp_layernorm")),
         )
+
+
+class PanguUltraMoEModel(PanguLayers, DeepseekModel):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(standard(config), build)
+
+
+def standard(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with DeepSeek-V3's names."""
+    renamed = {
+        name: config[name_in_config]
+        for name, name_in_config in NAMES.items()
+        if name_in_config in config
+    }
+    return {**config, **renamed}

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 from pegboard_model_deepseek.deepseek import DeepseekV2Model, DeepseekV3Model
 from pegboard_model_deepseek.deepseek_v32 import DeepseekV32Model
+from pegboard_model_deepseek.eagle import EagleDeepSeek
 from pegboard_model_deepseek.kimi import KimiLinearModel
 from pegboard_model_deepseek.longcat import LongcatFlashModel
 from pegboard_model_deepseek.minicpm import MiniCPM3Model
 from pegboard_model_deepseek.pangu import NAMES as PANGU_NAMES
 from pegboard_model_deepseek.pangu import PanguUltraMoEModel
+from pegboard_model_deepseek.prediction import DeepSeekMTP, LongCatFlashMTP, OpenPanguMTP
 
 from pegboard.errors import ModelError
+from pegboard.layers import Experts, Norm
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_build import fake_build
 
@@ -64,6 +67,10 @@ KIMI = {
 }
 INDEX = {"index_n_heads": 3, "index_head_dim": 6, "index_topk": 5}
 NAMES = [
+    "DeepSeekMTPModel",
+    "EagleDeepSeekMTPModel",
+    "LongCatFlashMTPModel",
+    "OpenPanguMTPModel",
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "DeepseekV32ForCausalLM",
@@ -223,3 +230,51 @@ def test_an_odd_value_is_a_model_error_or_makes_no_difference(model: Any, value:
     for key in [*LONGCAT, *KIMI, *INDEX, *PANGU_NAMES.values(), "sandwich_norm", *more]:
         with contextlib.suppress(ModelError):
             model({**LONGCAT, **KIMI, **INDEX, key: value}, fake_build())
+
+
+class Target:
+    """A model whose embedding and head are shared."""
+
+    def embed(self, input_ids: Any) -> Any:
+        return input_ids
+
+    def logits(self, hidden: Any) -> Any:
+        return hidden
+
+
+@pytest.mark.parametrize(
+    ("values", "has_experts"),
+    [
+        ({}, True),
+        ({"first_k_dense_replace": 2}, True),
+        ({"first_k_dense_replace": 3}, False),
+        ({"moe_layer_freq": 3}, False),
+        ({"n_routed_experts": None}, False),
+        ({"mlp_layer_types": ["sparse", "dense"]}, False),
+        ({"mlp_layer_types": ["dense", "sparse"]}, True),
+        ({"mlp_layer_types": ["dense", "sparse", "dense"]}, False),
+    ],
+)
+def test_a_prediction_has_experts_as_the_layer_after_the_last_one(
+    values: dict[str, Any], has_experts: bool
+) -> None:
+    build = fake_build(target=Target())
+    DeepSeekMTP({**CONFIG, **values}, build)
+    assert any(isinstance(layer, Experts) for layer in build.declared.layers) == has_experts
+    assert list(build.declared.attention) == [0] and build.declared.given == 16
+    norms = {layer.build.path for layer in build.declared.layers if isinstance(layer, Norm)}
+    assert {"model.layers.2.enorm", "model.layers.2.shared_head.norm"} <= norms
+
+
+@pytest.mark.parametrize("kind", [DeepSeekMTP, OpenPanguMTP, LongCatFlashMTP, EagleDeepSeek])
+def test_predictions_are_no_models_of_their_own(kind: Any) -> None:
+    with pytest.raises(ModelError, match="predicts tokens of another model"):
+        kind(LONGCAT, fake_build())
+
+
+@pytest.mark.parametrize("kind", [DeepSeekMTP, OpenPanguMTP, LongCatFlashMTP, EagleDeepSeek])
+def test_predictions_with_odd_values_are_model_errors(kind: Any) -> None:
+    for name in LONGCAT:
+        for value in (None, -1, "x", [1], {}, True, 0.5):
+            with contextlib.suppress(ModelError):
+                kind({**LONGCAT, name: value}, fake_build(target=Target()))

@@ -19,7 +19,37 @@ from pegboard_models.decoder import scaled
 from pegboard_models.rope import scaled_rope
 
 
-class Decoder(nn.Module):
+class Layers:
+    """Builds the layers of a decoder. ropes: its rotary embeddings."""
+
+    ropes: list[Rope]
+
+    def make_layer(self, build: Build, index: int, model: Architecture) -> nn.Module:
+        """Return a layer. A model whose blocks are arranged in its own way overrides this."""
+        sizes = model.layers[index]
+        feed_forward: nn.Module | None = None
+        if sizes.experts is not None:
+            feed_forward = experts_block(build, model, sizes.experts)
+        elif sizes.width:
+            mlp = model.names.mlp
+            make = sizes.mlp or model.mlp
+            feed_forward = make(build.at(mlp) if mlp else build, model, sizes.width)
+        attention = (
+            self.make_attention(build.at(model.names.attention), index, model)
+            if sizes.num_kv_heads
+            else None
+        )
+        layer: nn.Module = model.block(build, model, attention, feed_forward)
+        return layer
+
+    def make_attention(self, build: Build, index: int, model: Architecture) -> nn.Module:
+        """Return the attention of a layer, (hidden [T, hidden], step) → [T, hidden]. build: of its
+        tensors."""
+        attention: nn.Module = model.attention(build, index, model, model.layers[index], self.ropes)
+        return attention
+
+
+class Decoder(Layers, nn.Module):
     """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits.
     Subclasses define `architecture`.
 
@@ -75,30 +105,6 @@ class Decoder(nn.Module):
     def architecture(config: Mapping[str, Any]) -> Architecture:
         """Read the checkpoint's config. Raises ModelError for values that the model cannot have."""
         raise NotImplementedError
-
-    def make_layer(self, build: Build, index: int, model: Architecture) -> nn.Module:
-        """Return a layer. A model whose blocks are arranged in its own way overrides this."""
-        sizes = model.layers[index]
-        feed_forward: nn.Module | None = None
-        if sizes.experts is not None:
-            feed_forward = experts_block(build, model, sizes.experts)
-        elif sizes.width:
-            mlp = model.names.mlp
-            make = sizes.mlp or model.mlp
-            feed_forward = make(build.at(mlp) if mlp else build, model, sizes.width)
-        attention = (
-            self.make_attention(build.at(model.names.attention), index, model)
-            if sizes.num_kv_heads
-            else None
-        )
-        layer: nn.Module = model.block(build, model, attention, feed_forward)
-        return layer
-
-    def make_attention(self, build: Build, index: int, model: Architecture) -> nn.Module:
-        """Return the attention of a layer, (hidden [T, hidden], step) → [T, hidden]. build: of its
-        tensors."""
-        attention: nn.Module = model.attention(build, index, model, model.layers[index], self.ropes)
-        return attention
 
     def embed(self, input_ids: Tensor) -> Tensor:
         hidden = scaled(self.embedding(input_ids), self.embedding_scale)

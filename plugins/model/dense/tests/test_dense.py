@@ -36,6 +36,7 @@ from pegboard_model_dense import (
 )
 from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.positions import alibi_slopes
+from pegboard_model_dense.prediction import DensePredictor, ErnieMTP, Glm4MoeMTP, MiMoMTP
 from pegboard_model_dense.relatives import NormalizedHead
 from torch import Tensor
 
@@ -365,3 +366,39 @@ def test_positions_above_the_first_part_of_a_key_are_exact() -> None:
     torch.testing.assert_close(
         scores, slopes[:, None] * torch.tensor([0.0, 257.0, 40001.0]).double(), rtol=1e-6, atol=0
     )
+
+
+class Target:
+    """A model whose embedding and head are shared."""
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return input_ids
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+PREDICTIONS: dict[type[DensePredictor], type[Decoder]] = {
+    kind: kind.family for kind in (MiMoMTP, Glm4MoeMTP, ErnieMTP)
+}
+
+
+@pytest.mark.parametrize("kind", PREDICTIONS)
+def test_predictions_with_odd_values_are_model_errors(kind: type[DensePredictor]) -> None:
+    config = {**SIZES, **MODELS[PREDICTIONS[kind]]}
+    build = fake_build(target=Target())
+    kind(config, build)
+    assert list(build.declared.attention) == [0] and build.declared.given == 16
+    for name in config:
+        for value in (None, "x", [1], {}, True, 0.5):
+            with contextlib.suppress(ModelError):
+                kind({**config, name: value}, fake_build(target=Target()))
+
+
+@pytest.mark.parametrize("kind", PREDICTIONS)
+def test_predictions_need_a_model(kind: type[DensePredictor]) -> None:
+    with pytest.raises(ModelError, match="predicts tokens of another model"):
+        kind({**SIZES, **MODELS[PREDICTIONS[kind]]}, fake_build())
+    config = {**SIZES, **MODELS[PREDICTIONS[kind]], "num_hidden_layers": 0}
+    with pytest.raises(ModelError, match="num_hidden_layers=0; expected a positive number"):
+        kind(config, fake_build(target=Target()))

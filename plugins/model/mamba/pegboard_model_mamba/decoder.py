@@ -42,18 +42,20 @@ class StateDecoder(Decoder):
             )
         rope: Rope | None = None
         if rotary_dim:
-            base, scaling = rope_parameters(config)
-            scaling = {
-                name: value for name, value in scaling.items() if name != "partial_rotary_factor"
-            }
-            positions = read(config, "max_position_embeddings", int) or 2048
-            rope = scaled_rope(
-                build, rotary_dim, max_positions=positions, base=base, scaling=scaling
-            )
+            rope = rope_of(build, config, rotary_dim)
         sizes = DecoderSizes({**config, "rms_norm_eps": eps}, is_tied=is_tied)
         super().__init__(
             build, lambda build, index: make(build, index, rope), sizes, rope=rope, **more
         )
+
+
+def rope_of(build: Build, config: Mapping[str, Any], rotary_dim: int) -> Rope:
+    """Return the rotary embedding that the config names. rotary_dim: channels of a head that are
+    rotated."""
+    base, scaling = rope_parameters(config)
+    scaling = {name: value for name, value in scaling.items() if name != "partial_rotary_factor"}
+    positions = read(config, "max_position_embeddings", int) or 2048
+    return scaled_rope(build, rotary_dim, max_positions=positions, base=base, scaling=scaling)
 
 
 def block(

@@ -27,7 +27,7 @@ from pegboard.layers import (
 from pegboard.layers.shards import Span, scaled, stacked
 from pegboard_model_mamba.decoder import StateDecoder, block, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
-from pegboard_models.blocks import ExpertsBlock, GatedMLP, heads_of
+from pegboard_models.blocks import ExpertsBlock, GatedMLP, PreNorm, heads_of
 from pegboard_models.norms import OffsetNorm
 from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
@@ -35,7 +35,6 @@ from pegboard_models.short_conv import ShortConv
 
 class Qwen3NextModel(StateDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        hidden = size_of(config, "hidden_size")
         eps = read(config, "rms_norm_eps", float) or 1e-6
         num_layers = size_of(config, "num_hidden_layers")
         every = read(config, "full_attention_interval", int) or 4
@@ -43,12 +42,6 @@ class Qwen3NextModel(StateDecoder):
             kinds = [(index + 1) % every == 0 for index in range(num_layers)]
         else:
             kinds = layer_kinds(config, "layer_types")
-        rope: Any = config.get("rope_parameters") or {}
-        share = (
-            rope.get("partial_rotary_factor")
-            or read(config, "partial_rotary_factor", float)
-            or 0.25
-        )
 
         def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
             mixer: nn.Module
@@ -56,18 +49,30 @@ class Qwen3NextModel(StateDecoder):
                 mixer = GatedAttention(build.at("self_attn"), index, config, rope)
             else:
                 mixer = GatedDeltaNet(build.at("linear_attn"), index, config)
-            return block(
-                build,
-                hidden,
-                eps,
-                ("input_layernorm", mixer),
-                ("post_attention_layernorm", feed_forward(build.at("mlp"), index, config)),
-                norm=OffsetNorm,
-            )
+            return layer_of(build, index, config, mixer)
 
         super().__init__(
-            config, build, make, eps=eps, rotary_dim=int(head_size(config) * share), norm=OffsetNorm
+            config, build, make, eps=eps, rotary_dim=rotary_dim(config), norm=OffsetNorm
         )
+
+
+def rotary_dim(config: Mapping[str, Any]) -> int:
+    """Return how many channels of a head are rotated."""
+    rope: Any = config.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor") or read(config, "partial_rotary_factor", float)
+    return int(head_size(config) * (share or 0.25))
+
+
+def layer_of(build: Build, index: int, config: Mapping[str, Any], mixer: nn.Module) -> PreNorm:
+    """Return a layer. mixer: its first part."""
+    return block(
+        build,
+        size_of(config, "hidden_size"),
+        read(config, "rms_norm_eps", float) or 1e-6,
+        ("input_layernorm", mixer),
+        ("post_attention_layernorm", feed_forward(build.at("mlp"), index, config)),
+        norm=OffsetNorm,
+    )
 
 
 class GatedDeltaNet(nn.Module):

@@ -79,9 +79,9 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*(f"{name}ForCausalLM" for name in NAMES), "Qwen3NextMTP"])
 def test_contract(name: str) -> None:
-    check_entry(installed_entry("model", f"{name}ForCausalLM"))
+    check_entry(installed_entry("model", name))
 
 
 def test_states_are_float32_and_inputs_of_convolutions_in_the_compute_type() -> None:

@@ -1,0 +1,1 @@
+"""Draft plugin `mtp`: proposes the tokens of the layers that predict several tokens."""
