@@ -116,7 +116,7 @@ def test_train_draft_heads(tiny_target: Path, tmp_path: Path) -> None:
     methods = ("eagle", "eagle3", "medusa")
     heads, answers = tmp_path / "heads", tmp_path / "answers.json"
     places = ("--output", str(heads), "--answers", str(answers))
-    sizes = ("--prompts", "6", "--answer-tokens", "8", "--batch", "2", "--vocabulary", "300")
+    sizes = ("--prompts", "6", "--answer-tokens", "8", "--batch", "2", "--vocabulary", "4000")
     words = ("--model", str(tiny_target), "--steps", "3", "--depth", "2", "--method", *methods)
     printed = run("train_draft_heads.py", tmp_path, *words, *places, *sizes)
     assert printed.count("step ") == 6 and printed.count("right on texts that were not") == 3
