@@ -164,7 +164,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=8192, help="tokens that are proposed")
     parser.add_argument("--depth", type=int, default=3, help="drafts that are trained together")
     parser.add_argument("--batch", type=int, default=8, help="answers in a batch")
-    parser.add_argument("--epochs", type=int, default=7)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, help="instead of epochs")
     return parser.parse_args()
 
