@@ -2,11 +2,12 @@
 ratios of medians.
 
     python tests/bench/drafts.py [--method ngram] [--tokens 8] [--option NAME=VALUE …] [--rounds 5]
+    python tests/bench/drafts.py --config '{"method": "eagle3", …}' [--config …] [--kind free]
 
-Two engines with the default model take turns in one process: one without drafts, one with. Both
-answer the tasks of draft_prompts.toml: tasks whose answers repeat their prompt, and tasks whose
-answers are free text. The answers must be the same. Ends with the share of a step that proposing
-takes when 32 requests decode.
+Engines with the default model take turns in one process: one without drafts, one with, or one for
+each speculative_config. All answer the tasks of draft_prompts.toml: tasks whose answers repeat
+their prompt, and tasks whose answers are free text. The answers must be the same. Ends with the
+share of a step that proposing takes when 32 requests decode.
 """
 
 from __future__ import annotations
@@ -78,30 +79,61 @@ class Answers:
 
 
 def counters(llm: LLM) -> list[float]:
-    """Return the numbers of draft tokens verified and accepted so far."""
-    names = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
-    values = {metric.name: metric.value for metric in llm.get_metrics() if metric.name in names}
-    return [values[name] for name in names]
+    """Return the numbers of drafts, of draft tokens verified, and of those accepted, so far, then
+    the accepted tokens by their place in the draft."""
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    totals = [metrics[f"vllm:spec_decode_num_{name}"].value for name in names]
+    return totals + list(metrics["vllm:spec_decode_num_accepted_tokens_per_pos"].values)
 
 
-def compare(plain: LLM, drafts: LLM, kind: str, batch: int, rounds: int) -> None:
-    times: list[tuple[float, float]] = []
-    before = counters(drafts)
+class Side:
+    """An engine with drafts, and what it has done. config: its speculative_config."""
+
+    def __init__(self, llm: LLM, config: dict[str, Any]) -> None:
+        self.llm = llm
+        self.config = config
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was measured."""
+        self.before = counters(self.llm)
+        self.ratios: list[float] = []
+        self.rates: list[float] = []
+
+    def add(self, plain: Answers, tasks: list[Task], batch: int) -> None:
+        """Answer the tasks, which an engine without drafts has answered just before."""
+        answers = Answers(self.llm, tasks, batch)
+        num_tokens = sum(map(len, answers.token_ids))
+        self.ratios.append(plain.decode_s / answers.decode_s)
+        self.rates.append(num_tokens / answers.decode_s)
+        self.differing = sum(
+            a != b for a, b in zip(plain.token_ids, answers.token_ids, strict=True)
+        )
+
+    def report(self, kind: str, batch: int) -> str:
+        """Return one line on all rounds."""
+        counts = (now - then for now, then in zip(counters(self.llm), self.before, strict=True))
+        drafts, verified, accepted, *by_place = counts
+        places = " ".join(f"{count / max(1, drafts):.2f}" for count in by_place)
+        return (
+            f"{kind}, batch {batch}, {json.dumps(self.config)}: "
+            f"{statistics.median(self.rates):.0f} tokens/s with drafts, "
+            f"{statistics.median(self.ratios):.2f} × plain ({min(self.ratios):.2f} to "
+            f"{max(self.ratios):.2f}); {self.differing} answers differ, "
+            f"{verified / len(self.ratios):.0f} draft tokens a round, "
+            f"{accepted / max(1, verified):.0%} accepted, by place {places}"
+        )
+
+
+def compare(plain: LLM, sides: list[Side], tasks: list[Task], batch: int, rounds: int) -> None:
+    """Let all engines answer in turns, the one without drafts first in each round."""
+    for side in sides:
+        side.begin()
     for _ in range(rounds):
-        one = Answers(plain, TASKS[kind], batch)
-        other = Answers(drafts, TASKS[kind], batch)
-        times.append((one.decode_s, other.decode_s))
-        differing = sum(a != b for a, b in zip(one.token_ids, other.token_ids, strict=True))
-    ratio = statistics.median(a / b for a, b in times)
-    num_tokens = sum(map(len, one.token_ids))
-    verified, accepted = (now - then for now, then in zip(counters(drafts), before, strict=True))
-    print(
-        f"{kind}, batch {batch}: {num_tokens / statistics.median(b for _, b in times):.0f} "
-        f"tokens/s with drafts, {ratio:.2f} × plain ({min(a / b for a, b in times):.2f} to "
-        f"{max(a / b for a, b in times):.2f}); {differing} answers differ, "
-        f"{verified / rounds:.0f} drafts a round, {accepted / max(1, verified):.0%} accepted",
-        flush=True,
-    )
+        answers = Answers(plain, tasks, batch)
+        for side in sides:
+            side.add(answers, tasks, batch)
 
 
 def propose_share(llm: LLM, rows: int = 32) -> float:
@@ -129,13 +161,21 @@ def option(text: str) -> tuple[str, Any]:
     return name, json.loads(value)
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--method", default="ngram")
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--config", type=json.loads, action="append", metavar="JSON")
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    parser.add_argument("--kind", choices=[*TASKS], action="append")
+    parser.add_argument("--batch", type=int, action="append")
+    parser.add_argument("--tasks", type=int, help="most tasks of a kind")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
     common: dict[str, Any] = {
         "max_model_len": 1024,
         "max_num_seqs": 32,
@@ -143,12 +183,17 @@ def main() -> None:
         "disable_log_stats": False,
     }
     plain = LLM(**common)
-    config = {"method": given.method, "num_speculative_tokens": given.tokens, **dict(given.option)}
-    drafts = LLM(**common, speculative_config=config)
-    for kind in TASKS:
-        for batch in BATCHES:
-            compare(plain, drafts, kind, batch, given.rounds)
-    print(f"proposing, batch 32: {propose_share(drafts):.2%} of a step")
+    configs = given.config or [
+        {"method": given.method, "num_speculative_tokens": given.tokens, **dict(given.option)}
+    ]
+    sides = [Side(LLM(**common, speculative_config=config), config) for config in configs]
+    for kind in given.kind or TASKS:
+        for batch in given.batch or BATCHES:
+            compare(plain, sides, TASKS[kind][: given.tasks], batch, given.rounds)
+            for side in sides:
+                print(side.report(kind, batch), flush=True)
+    for side in sides:
+        print(f"proposing, batch 32: {propose_share(side.llm):.2%} of a step")
 
 
 if __name__ == "__main__":
