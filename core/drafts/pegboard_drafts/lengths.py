@@ -29,6 +29,12 @@ LOWEST_RATE = 0.01
 HIGHEST_RATE = 0.995
 PROBE_STEPS = 16
 """A draft model whose drafts are not worth their time proposes one in so many steps."""
+MARGIN = 1.25
+"""How much more than its time a draft must promise. What it promises is uncertain, and a step with
+drafts is not scheduled ahead."""
+PLAIN_STEPS = 8
+"""One in so many steps without drafts is measured: each measurement takes time, and they are all
+alike."""
 DEPTH_WEIGHT = 0.1
 """The weight of the newest step in the estimate of a depth's time."""
 
@@ -46,6 +52,7 @@ class DraftLengths:
         self._has_model = setup.forwards is not None
         self._depth_s = 0.0
         self._num_steps = 0
+        self._num_measured = -1
         self._rates = [FIRST_RATE] * limits.max_num_seqs
         self._usual = FIRST_RATE
         self._next: list[int | None] = [None] * limits.max_num_seqs
@@ -100,7 +107,7 @@ class DraftLengths:
 
     def _worth(self, num_rows: int) -> float:
         """Return the probability from which on a draft is worth its time."""
-        return min(self._tokens_in(self._costs.draft, num_rows), HIGHEST_RATE)
+        return min(MARGIN * self._tokens_in(self._costs.draft, num_rows), HIGHEST_RATE)
 
     def _worth_their_depth(self, rows: list[int], counts: list[int]) -> list[int]:
         """Return fewer drafts where those of a depth do not pay for the draft model's time."""
@@ -124,9 +131,12 @@ class DraftLengths:
 
     def _observe(self, step: DraftStep) -> None:
         """Update the estimates."""
-        num_drafts = int(step.num_verified.sum())
-        if self._measures and step.num_tokens == len(step.rows) + num_drafts:
-            self._costs.observe(len(step.rows), num_drafts, step.seconds)
+        if self._measures:
+            num_drafts = step.num_tokens - len(step.rows)
+            self._num_measured += 1
+            is_wanted = num_drafts or self._num_measured % PLAIN_STEPS == 0
+            if is_wanted and num_drafts == int(step.num_verified.sum()):
+                self._costs.observe(len(step.rows), num_drafts, step.seconds)
         outcomes = zip(
             step.rows.tolist(),
             step.history,

@@ -12,7 +12,7 @@ phase: every step moves `num_computed_tokens` of some requests towards their kno
 
 Several steps may be in flight. Each sampling step adds one token that is not known yet. While a
 request has drafts, no step is scheduled ahead, because the next step depends on how many of them
-are accepted. Few requests also wait for their next drafts. With pipeline stages, a request waits for each of its tokens, because the first stage
+are accepted. With pipeline stages, a request waits for each of its tokens, because the first stage
 gets it from here, and the requests are divided among as many steps as there are stages.
 """
 
@@ -41,10 +41,6 @@ from pegboard.engine.prefill_pacing import PrefillPacing
 from pegboard.engine.requests import BAD_TOKENS, Request
 from pegboard.engine.transfers import Transfers
 from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, StepLoad
-
-AHEAD_ROWS = 4
-"""With drafts, no step of fewer requests is scheduled ahead. docs/decisions/2026-11-29-drafts.md
-says what was measured."""
 
 
 @dataclass(slots=True)
@@ -107,7 +103,7 @@ class Scheduler:
         (is_needed)."""
         for gate in self._gates:
             gate.begin(is_idle=not self._steps)
-        if self._steps and self._waits_for_drafts():
+        if self._steps and any(request.draft_token_ids for request in self._live.running):
             return None
         load = self._load()
         max_rows = share_of_stage(self._limits, self._live, len(self._steps))
@@ -128,14 +124,6 @@ class Scheduler:
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
         self._steps[batch.step] = InFlight(drafts, copies, load, num_prefill_tokens)
         return batch
-
-    def _waits_for_drafts(self) -> bool:
-        """Return whether the next step depends on the drafts of those in flight. A step that is
-        scheduled ahead verifies none, and few requests lose more by that than by waiting."""
-        running = self._live.running
-        can_wait = self._limits.max_drafts > 0 and self._limits.num_stages == 1
-        is_small = can_wait and len(running) < AHEAD_ROWS
-        return is_small or any(request.draft_token_ids for request in running)
 
     def _budget(self, load: StepLoad) -> StepBudget:
         most = self._limits.max_num_batched_tokens

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.config.limits import NO_LIMIT, Limits
+from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, NewRequest, StepOutput
 from pegboard.errors import expect
 from pegboard.interfaces.draft import ComputedTokens, DraftProposer, Drafts, DraftStep
@@ -40,12 +40,15 @@ class SampleAndDraft(SampleOnHost):
         self.limits = limits
         self._longest = min(limits.max_model_len - 1, limits.max_draft_len)
         self._most = np.zeros(limits.max_num_seqs, np.int64)  # drafts that each request allows
+        self._zeros = np.zeros(limits.max_num_seqs + 1, np.int32)
+        self._ones = np.ones(limits.max_num_seqs, np.int32)
 
     def add(self, new: NewRequest) -> None:
         super().add(new)
         self.proposer.add(new.row, new.token_ids)
         allowed = new.params.most_drafts
-        self._most[new.row] = NO_LIMIT if allowed is None else allowed
+        most = self.limits.max_drafts
+        self._most[new.row] = most if allowed is None else min(allowed, most)
 
     def remove(self, rows: np.ndarray) -> None:
         super().remove(rows)
@@ -66,18 +69,25 @@ class SampleAndDraft(SampleOnHost):
         sampled = step.output.token_ids
         state = self.inputs.state
         rows = inputs.sample_rows
-        is_small = len(rows) <= self.limits.max_draft_rows
-        most = np.minimum(self._most[rows], self.limits.max_drafts if is_small else 0)
-        num_verified = np.diff(inputs.offsets) - 1
-        num_new = np.diff(sampled.offsets)
-        if self.kept:
-            is_wrong = num_new <= num_verified
-            self.kept.take_back(rows[is_wrong])
-            most[is_wrong] = 0  # the next step computes the tokens of this one again
+        num_rows = len(rows)
+        lengths = state.num_tokens[rows]
+        most = np.minimum(self._most[rows], np.maximum(self._longest - lengths, 0))
+        if num_rows > self.limits.max_draft_rows:
+            most[:] = 0
+        num_verified = self._zeros[:num_rows]
+        num_new = self._ones[:num_rows]
+        if inputs.draft_token_ids is not None:
+            num_verified = np.diff(inputs.offsets) - 1
+            num_new = np.diff(sampled.offsets)
+            if self.kept:
+                is_wrong = num_new <= num_verified
+                self.kept.take_back(rows[is_wrong])
+                most[is_wrong] = 0  # the next step computes the tokens of this one again
+        history = zip(rows.tolist(), lengths.tolist(), strict=True)
         request = DraftStep(
             rows=rows,
-            history=[state.token_ids[row, : state.num_tokens[row]] for row in rows],
-            max_drafts=np.clip(self._longest - state.num_tokens[rows], 0, most),
+            history=[state.token_ids[row, :length] for row, length in history],
+            max_drafts=most,
             num_verified=num_verified,
             num_new=num_new,
             num_tokens=inputs.num_tokens,
@@ -86,6 +96,8 @@ class SampleAndDraft(SampleOnHost):
         )
         drafts = expect(self.proposer.propose(request), Drafts, self.proposer, "propose")
         state.proposals.keep(rows, drafts.token_ids, drafts.probs)
+        if not any(map(len, drafts.token_ids)):
+            return CSR(self._zeros[:0], self._zeros[: num_rows + 1])
         return CSR.of(drafts.token_ids)
 
 
