@@ -346,6 +346,15 @@ def test_mixed_layers_become_groups_of_equal_size() -> None:
     assert sorted(layer for group in plan.groups for layer in group.layers) == list(range(32))
 
 
+@pytest.mark.parametrize(("num_layers", "sizes"), [(8, [1] * 9), (30, [3] * 10 + [1])])
+def test_one_layer_of_another_type_makes_few_groups(num_layers: int, sizes: list[int]) -> None:
+    """As a draft model with one layer."""
+    specs = {layer: fake_kv_spec(slot_bytes=8) for layer in range(num_layers)}
+    specs[num_layers] = fake_kv_spec(slot_bytes=16)
+    plan = plan_kv(specs, 10_000_000, fake_limits(block_size=16, max_model_len=1024))
+    assert [len(group.layers) for group in plan.groups] == sizes
+
+
 @given(st.integers(1, 5), st.integers(0, 7))
 def test_stages_hold_equal_parts_of_every_group(count: int, first_full: int) -> None:
     """So each of them needs its share of the memory, and the cache grows with them."""

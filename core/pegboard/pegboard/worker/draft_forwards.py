@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from pegboard.worker.parts import WorkerSetup
 from pegboard.worker.stages import TRAITS
 from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
 
+PLAIN = {"float32", "bfloat16", "float16"}
+
 
 def draft_limits(limits: Limits) -> Limits:
     """Return the limits of the draft model's steps. A step has the tokens of the target's, and one
@@ -30,10 +33,15 @@ def draft_limits(limits: Limits) -> Limits:
 def load_draft(setup: WorkerSetup, source: DraftSource, target: LoadedModel) -> LoadedModel:
     """Build the draft model without weights. Its layers come after the target's in the KV cache."""
     ranks = setup.ranks
-    if setup.config.spec_tensor_parallel_size == 1:
+    config = setup.config
+    if config.spec_tensor_parallel_size == 1:
         ranks = replace(ranks, tensor=Group())
+    stored = {*target.attention.stored.values()}
+    if config.kv_cache_dtype == "auto" and len(stored) == 1 and stored <= PLAIN:
+        # layers that store the same can share a KV group
+        config = msgspec.structs.replace(config, kv_cache_dtype=stored.pop())
     return LoadedModel(
-        replace(setup, limits=draft_limits(setup.limits), ranks=ranks),
+        replace(setup, limits=draft_limits(setup.limits), ranks=ranks, config=config),
         source.checkpoint,
         first_layer=target.end_layer(),
         quantization=setup.config.spec_quantization,

@@ -28,6 +28,9 @@ from pegboard.engine.kv.special_rules import make_rule
 from pegboard.errors import ConfigError, KVCacheTooSmall
 from pegboard.interfaces.attention import Encoder, KVCacheSpec, KVGroup, KVPlan, State
 
+MOST_GROUPS = 12
+"""More groups than these are made only if there are more types of layers."""
+
 
 def plan_kv(
     specs: Mapping[int, KVCacheSpec],
@@ -222,8 +225,16 @@ def _split_layers(specs: Mapping[int, KVCacheSpec]) -> list[tuple[tuple[int, ...
 def _layers_per_group(counts: Sequence[int]) -> int:
     """Return the number of layers in the smallest type, so that only the last group of a type is
     padded. If all types have nearly the same size, return the number in the largest, because a few
-    padded layers cost less than twice as many groups."""
-    return max(counts) if max(counts) <= 1.25 * min(counts) else min(counts)
+    padded layers cost less than twice as many groups. A step does some work for each group, so the
+    number is larger if there would be too many."""
+    if max(counts) <= 1.25 * min(counts):
+        return max(counts)
+    sizes = range(min(counts), max(counts) + 1)
+    return next(n for n in sizes if n == max(counts) or _num_groups(counts, n) <= MOST_GROUPS)
+
+
+def _num_groups(counts: Sequence[int], size: int) -> int:
+    return sum(-(-count // size) for count in counts)
 
 
 def _region_bytes(parts: Sequence[tuple[tuple[int, ...], KVCacheSpec]], block_size: int) -> int:
