@@ -28,7 +28,9 @@ USUAL_WEIGHT = 0.01
 LOWEST_RATE = 0.01
 HIGHEST_RATE = 0.995
 PROBE_STEPS = 16
-"""A draft model whose drafts are not worth their time proposes one in so many steps."""
+MOST_PROBE_STEPS = 128
+"""A draft model whose drafts are not worth their time proposes after so many steps, and each time
+after twice as many."""
 MARGIN = 1.25
 """How much more than its time a draft must promise. What it promises is uncertain, and a step with
 drafts is not scheduled ahead."""
@@ -51,7 +53,8 @@ class DraftLengths:
         self._costs = StepCosts(setup.fixed_tokens)
         self._has_model = setup.forwards is not None
         self._depth_s = 0.0
-        self._num_steps = 0
+        self._probe_steps = PROBE_STEPS
+        self._num_skipped = 0
         self._num_measured = -1
         self._rates = [FIRST_RATE] * limits.max_num_seqs
         self._usual = FIRST_RATE
@@ -111,9 +114,6 @@ class DraftLengths:
 
     def _worth_their_depth(self, rows: list[int], counts: list[int]) -> list[int]:
         """Return fewer drafts where those of a depth do not pay for the draft model's time."""
-        self._num_steps += 1
-        if self._num_steps % PROBE_STEPS == 0:
-            return counts
         rates = [self._rates[row] for row in rows]
         worth = self._worth(len(rows))
         depth = self._tokens_in(self._costs.of(self._depth_s), len(rows))
@@ -127,7 +127,16 @@ class DraftLengths:
             ]
             value += sum(gains) - depth
             best = max(best, (value, place))
-        return [min(count, best[1]) for count in counts]
+        if best[1]:
+            self._probe_steps = PROBE_STEPS
+            self._num_skipped = 0
+            return [min(count, best[1]) for count in counts]
+        self._num_skipped += 1
+        if self._num_skipped < self._probe_steps:
+            return [0] * len(counts)
+        self._probe_steps = min(2 * self._probe_steps, MOST_PROBE_STEPS)
+        self._num_skipped = 0
+        return counts
 
     def _observe(self, step: DraftStep) -> None:
         """Update the estimates."""

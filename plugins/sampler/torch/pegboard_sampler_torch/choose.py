@@ -213,3 +213,22 @@ def accept_equal(tokens: Tensor, drafts: Tensor, offsets: Tensor) -> tuple[Tenso
     return token_ids.scatter(
         -1, num_accepted, drawn.gather(-1, num_accepted)
     ), num_accepted.squeeze(-1) + 1
+
+
+def accept_on_host(tokens: Tensor, drafts: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Do the same as `accept_equal`, in less time, for tensors on the CPU. drafts: int64 [N − B],
+    without padding. offsets: [B + 1]."""
+    drawn = tokens.numpy()
+    starts = offsets[:-1]
+    ends = offsets[1:]
+    is_last = np.zeros(len(drawn), bool)
+    is_last[ends - 1] = True
+    is_right = np.zeros(len(drawn), bool)
+    is_right[~is_last] = drawn[~is_last] == drafts.numpy()
+    wrong = np.flatnonzero(~is_right)
+    counts = wrong[np.searchsorted(wrong, starts)] - starts + 1
+    columns = np.arange((ends - starts).max())
+    is_kept = columns < counts[:, None]
+    token_ids = np.full(is_kept.shape, -1, np.int64)
+    token_ids[is_kept] = drawn[(starts[:, None] + columns)[is_kept]]
+    return torch.from_numpy(token_ids), torch.from_numpy(counts.astype(np.int64))

@@ -20,7 +20,15 @@ from pegboard.data.batch import Logprobs, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import Sampled, SamplerSetup, SampleStep
 from pegboard.ops.sampling import sample_tokens
-from pegboard_sampler_torch.choose import Cuts, accept_equal, apply_token_mask, argmax, draw, weigh
+from pegboard_sampler_torch.choose import (
+    Cuts,
+    accept_equal,
+    accept_on_host,
+    apply_token_mask,
+    argmax,
+    draw,
+    weigh,
+)
 from pegboard_sampler_torch.edits import Edits, apply_edits
 from pegboard_sampler_torch.logprobs import gather_logprobs
 from pegboard_sampler_torch.penalties import PenaltyTable
@@ -57,6 +65,7 @@ class TorchSampler:
     def __init__(self, options: None, setup: SamplerSetup) -> None:
         self.setup = setup
         self.device = torch.device(setup.device)
+        self.is_host = self.device.type == "cpu"
         self.upload = Upload(setup.device, setup.copies)
         self.rows = Rows(setup.limits.max_num_seqs, setup.limits.vocab_size, self.upload)
         self.penalties = PenaltyTable(setup.limits.vocab_size, self.upload)
@@ -106,11 +115,14 @@ class TorchSampler:
     def sample(self, logits: Tensor, step: SampleStep) -> Sampled:
         """See `Sampler.sample`. Overwrites `logits`."""
         if self._is_plain_greedy(step, logits):
-            self.rows.num_outputs[step.rows] += 1
             best = (self.kernel or argmax)(
                 logits if logits.dtype is torch.float32 else logits.float()
             )
-            return Sampled(best.unsqueeze(-1), torch.ones_like(best), None)
+            token_ids, counts = best.unsqueeze(-1), torch.ones_like(best)
+            if step.draft_token_ids is not None:
+                token_ids, counts = accept_on_host(best, step.draft_token_ids, step.offsets)
+            self.rows.num_outputs[step.rows] += counts.numpy() if self.is_host else 1
+            return Sampled(token_ids, counts, None)
         layout = StepLayout(step, self.rows, logits.device)
         self.processors.flush()
         logits = logits.float().contiguous()
@@ -135,7 +147,8 @@ class TorchSampler:
     def _is_plain_greedy(self, step: SampleStep, logits: Tensor) -> bool:
         """True in the common case that every row needs only its most likely token. No layout is
         needed then."""
-        if step.masks is not None or len(logits) != len(step.rows) or self.processors.all:
+        has_drafts = len(logits) != len(step.rows)
+        if step.masks is not None or (has_drafts and not self.is_host) or self.processors.all:
             return False
         return not self.rows.flags[step.rows].any()
 
@@ -237,6 +250,8 @@ class TorchSampler:
                     logits[where] = subset
         if not layout.has_drafts:
             return tokens, tokens.unsqueeze(-1), torch.ones_like(tokens)
+        if self.is_host:
+            return tokens, *accept_on_host(tokens, layout.flat_drafts, layout.offsets)
         return tokens, *accept_equal(tokens, layout.drafts, layout.offsets_tensor)
 
     def _leaves_logits_alone(self, layout: StepLayout) -> bool:

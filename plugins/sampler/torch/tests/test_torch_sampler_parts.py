@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pegboard_sampler_torch.choose import (
     Cuts,
     accept_equal,
+    accept_on_host,
     apply_token_mask,
     argmax,
     draw,
@@ -341,8 +342,11 @@ def test_drafts_are_accepted_while_they_equal_the_drawn_tokens(
     offsets = np.cumsum([0, *(n + 1 for n in lengths)])
     drawn = rng.integers(0, 3, offsets[-1])
     drafts = [rng.integers(0, 3, n) for n in lengths]
-    padded = pad_drafts(torch.tensor(np.concatenate(drafts)), torch.tensor(offsets))
+    flat = torch.tensor(np.concatenate(drafts))
+    padded = pad_drafts(flat, torch.tensor(offsets))
     token_ids, counts = accept_equal(torch.tensor(drawn), padded, torch.tensor(offsets))
+    on_host = accept_on_host(torch.tensor(drawn), flat, offsets)
+    assert token_ids.equal(on_host[0]) and counts.equal(on_host[1])
     for i, draft in enumerate(drafts):
         expected = []
         for wanted, proposed in zip(
