@@ -9,11 +9,16 @@ interpreter lock.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable
 
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerDeath, WorkerLike, WorkerReady
+
+SWITCH_S = 0.0005
+"""How long the engine's thread may keep the interpreter lock when the thread of steps wants it.
+Python's usual 5 ms can be longer than a step."""
 
 
 class Step:
@@ -74,6 +79,7 @@ class InProcessExecutor:
             self.masked[batch.step] = step
         if self.thread is None and self.last is not None and not self.last.ran.is_set():
             self.submitted.put(self.last)
+            sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
             self.thread = threading.Thread(
                 target=self._run_steps, name="pegboard-steps", daemon=True
             )
