@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from test_drafts import MIXED, PROMPTS, compare, params, run
 from tiny_models import Reference, divide
 
 from pegboard import LLM
+from pegboard_drafts.lengths import DraftLengths
 from pegboard_testing.distributions import chi_square_fits
 
 COUNT = 3
@@ -59,6 +61,37 @@ def test_the_output_is_that_of_plain_decoding(
     metrics = {metric.name: metric for metric in llm.get_metrics()}
     is_preempted = metrics["vllm:num_preemptions"].value > 0
     assert is_preempted == (name == "preempted")
+
+
+@pytest.mark.one_rank
+@pytest.mark.parametrize("name", ["recorded", "chunked", "preempted"])
+def test_tokens_that_wait_are_computed_before_drafts(
+    drafting: Any, open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Most steps get no drafts here. The proposals of the others are those of the draft model,
+    also after prefixes that requests have left in the cache."""
+    method, target, config, head = drafting
+    engine = dict(SETTINGS[name])
+    if name == "preempted" and method in ("its own KV groups", "a window"):
+        engine["num_gpu_blocks_override"] = 49
+    steps = count()
+
+    def seldom(self: DraftLengths, rows: list[int], counts: list[int]) -> list[int]:
+        return counts if next(steps) % 7 == 6 else [0] * len(counts)
+
+    monkeypatch.setattr(DraftLengths, "_worth_their_depth", seldom)
+    monkeypatch.setattr(DraftLengths, "cut", lambda self, step, proposals: proposals)
+    plain = run(open_llm(target.directory, **engine), MIXED)
+    llm = open_llm(
+        target.directory, speculative_config={**config, "adaptive_length": True}, **engine
+    )
+    with proposals(llm) as pairs:
+        for _ in range(2):
+            compare(run(llm, MIXED), plain)
+    drafts = [(tokens, ids) for tokens, ids in pairs if ids]
+    assert 10 < len(drafts) < len(pairs) / 3
+    for tokens, ids in drafts:
+        assert ids == head.drafts(tokens, len(ids)), tokens
 
 
 @pytest.mark.one_rank

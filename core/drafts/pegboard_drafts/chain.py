@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -13,12 +14,18 @@ from pegboard.interfaces.draft import ComputedTokens, Drafts, DraftSetup, DraftS
 from pegboard_drafts.drawing import DraftColumns, Drawing
 from pegboard_drafts.lengths import DraftLengths
 
+MOST_WAITING = 64
+"""Tokens that a draft model computes later. They are those of all rows."""
+
 
 class Follows(Protocol):
     """What the draft model computes of the target's steps."""
 
     def add(self, row: int) -> None:
         """A request in this row starts or resumes."""
+
+    def remove(self, rows: np.ndarray) -> None:
+        """These rows are free now. Their blocks in the KV cache still have their content."""
 
     def __call__(
         self, step: DraftStep, computed: ComputedTokens, counts: np.ndarray, lengths: np.ndarray
@@ -48,6 +55,7 @@ class ChainProposer:
 
     def remove(self, rows: np.ndarray) -> None:
         """See `DraftProposer.remove`."""
+        self._follow.remove(rows)
 
     def propose(self, step: DraftStep) -> Drafts:
         """See `DraftProposer.propose`."""
@@ -79,60 +87,157 @@ class ChainProposer:
 class FollowStates:
     """The draft model gets the target's hidden states with each token: at position p those of the
     target there, and the token after it (EAGLE: Li et al. 2024, "EAGLE: speculative sampling
-    requires rethinking feature uncertainty")."""
+    requires rethinking feature uncertainty").
+
+    While there are no drafts, the tokens of several steps wait, because the draft model computes
+    them in less time together."""
 
     def __init__(self, setup: DraftSetup) -> None:
         assert setup.forwards is not None, "the plugin's spec has a source"
         self.forwards: Forwards = setup.forwards
+        self._waiting: list[ComputedTokens] = []
+        self._num_waiting = np.zeros(setup.limits.max_num_seqs, np.int64)
+        self._most = most_waiting(setup)
 
     def add(self, row: int) -> None:
         """See `Follows.add`."""
+
+    def remove(self, rows: np.ndarray) -> None:
+        """See `Follows.remove`."""
+        if self._num_waiting[rows].any():
+            self._compute()
 
     def __call__(
         self, step: DraftStep, computed: ComputedTokens, counts: np.ndarray, lengths: np.ndarray
     ) -> tuple[Tensor, np.ndarray]:
         """See `Follows`."""
-        given = self.forwards.model.start(*computed.hidden)
-        hidden = self.forwards.tokens(
-            computed.rows, computed.starts, computed.counts, given, ahead=1
-        )
-        last = np.cumsum(computed.counts)[computed.samples] - 1
+        num_tokens = int(computed.counts.sum())
+        can_wait = num_tokens == len(computed.rows) and self._follows(computed)
+        if not can_wait and self._waiting:
+            self._compute()
+        self._waiting.append(computed)
+        self._num_waiting[computed.rows] += computed.counts
+        if can_wait and not counts.any() and self._num_waiting.sum() < self._most:
+            kept = tuple(each.clone() for each in computed.hidden)
+            self._waiting[-1] = replace(computed, hidden=kept)
+            return torch.empty(0), lengths
+        rows, ends, hidden = self._compute()
+        last = ends[np.searchsorted(rows, computed.rows[computed.samples])]
         return hidden[torch.from_numpy(last).to(hidden.device)], lengths - 1
+
+    def _follows(self, computed: ComputedTokens) -> bool:
+        """Return whether the tokens of each row come after those that wait."""
+        ends = {
+            row: start
+            for each in self._waiting
+            for row, start in zip(
+                each.rows.tolist(), (each.starts + each.counts).tolist(), strict=True
+            )
+        }
+        pairs = zip(computed.rows.tolist(), computed.starts.tolist(), strict=True)
+        return all(ends.get(row, start) == start for row, start in pairs)
+
+    def _compute(self) -> tuple[np.ndarray, np.ndarray, Tensor]:
+        """Compute all tokens that wait. Returns their rows in ascending order, and the places of
+        the last token of each row in the hidden states, which are the third."""
+        waiting = self._waiting
+        if len(waiting) == 1 and (np.diff(waiting[0].rows) > 0).all():
+            (each,) = waiting
+            rows, starts, counts, states = each.rows, each.starts, each.counts, each.hidden
+        else:
+            token_rows = np.concatenate([np.repeat(each.rows, each.counts) for each in waiting])
+            positions = np.concatenate([_positions(each) for each in waiting])
+            order = np.lexsort((positions, token_rows))
+            rows, first, counts = np.unique(
+                token_rows[order], return_index=True, return_counts=True
+            )
+            starts = positions[order][first]
+            joined = [
+                torch.cat(parts) for parts in zip(*(each.hidden for each in waiting), strict=True)
+            ]
+            index = torch.from_numpy(order).to(joined[0].device)
+            states = tuple(each[index] for each in joined)
+        given = self.forwards.model.start(*states)
+        hidden = self.forwards.tokens(rows, starts, counts, given, ahead=1)
+        self._waiting = []
+        self._num_waiting[:] = 0
+        return rows, np.cumsum(counts) - 1, hidden
+
+
+def most_waiting(setup: DraftSetup) -> int:
+    """Return how many tokens may wait, in all rows together."""
+    assert setup.forwards is not None, "the plugin's spec has a source"
+    if not setup.forwards.can_wait:
+        return 0
+    limits = setup.limits
+    # with those of one more step, which has a token of each row and a new one
+    return min(MOST_WAITING, limits.max_num_batched_tokens - limits.max_num_seqs)
+
+
+def _positions(computed: ComputedTokens) -> np.ndarray:
+    """Return the position of each token."""
+    ends = np.cumsum(computed.counts)
+    return np.arange(ends[-1]) + np.repeat(
+        computed.starts - ends + computed.counts, computed.counts
+    )
 
 
 class FollowTokens:
     """The draft model is a model like the target, and reads only tokens (Leviathan, Kalman, Matias
     2023, "Fast inference from transformers via speculative decoding"). It keeps the keys and values
-    of drafts that were right."""
+    of drafts that were right. While there are no drafts, the tokens of several steps wait."""
 
     def __init__(self, setup: DraftSetup) -> None:
         assert setup.forwards is not None, "the plugin's spec has a source"
         self.forwards: Forwards = setup.forwards
         self._stored = np.full(setup.limits.max_num_seqs, -1)
+        self._known = np.full(setup.limits.max_num_seqs, -1)
         self._drafted = np.zeros(setup.limits.max_num_seqs, np.int64)
+        self._most = most_waiting(setup)
 
     def add(self, row: int) -> None:
         """See `Follows.add`."""
-        self._stored[row] = -1
+        self._stored[row] = self._known[row] = -1
         self._drafted[row] = 0
+
+    def remove(self, rows: np.ndarray) -> None:
+        """See `Follows.remove`."""
+        waiting = rows[self._known[rows] > self._stored[rows]]
+        if len(waiting):
+            self._compute(waiting)
+        self._stored[rows] = self._known[rows] = -1
 
     def __call__(
         self, step: DraftStep, computed: ComputedTokens, counts: np.ndarray, lengths: np.ndarray
     ) -> tuple[Tensor, np.ndarray]:
         """See `Follows`."""
+        rows = computed.rows
         self._stored[step.rows] += np.minimum(step.num_new - 1, self._drafted[step.rows])
         self._drafted[step.rows] = np.maximum(counts - 1, 0)
-        stored = self._stored[computed.rows]
-        starts = np.where(stored < 0, computed.starts, stored)
-        stops = computed.starts + computed.counts
-        stops[computed.samples] += counts > 0  # the token that was sampled
-        self._stored[computed.rows] = stops
-        has = stops > starts
-        if not has.any():
+        waiting = np.flatnonzero(self._known > self._stored)
+        is_decode = computed.counts.sum() == len(rows)
+        if len(waiting) and not is_decode:
+            self._compute(waiting)
+        is_new = self._stored[rows] < 0
+        self._stored[rows[is_new]] = computed.starts[is_new]
+        self._known[rows] = computed.starts + computed.counts
+        self._known[step.rows] += counts > 0  # the token that was sampled
+        waiting = np.flatnonzero(self._known > self._stored)
+        num_waiting = int((self._known - self._stored)[waiting].sum())
+        can_wait = is_decode and not counts.any() and num_waiting < self._most
+        if can_wait or not len(waiting):
             return torch.empty(0), lengths
-        rows = computed.rows[has]
-        hidden = self.forwards.tokens(rows, starts[has], (stops - starts)[has])
-        ends = np.zeros(len(has), np.int64)
-        ends[has] = np.cumsum((stops - starts)[has]) - 1
-        last = np.maximum(ends[computed.samples], 0)
+        ends, hidden = self._compute(waiting)
+        last = np.zeros(len(step.rows), np.int64)
+        has = np.isin(step.rows, waiting)
+        last[has] = ends[np.searchsorted(waiting, step.rows[has])]
         return hidden[torch.from_numpy(last).to(hidden.device)], lengths
+
+    def _compute(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        """Compute the tokens of rows [B] that wait. Returns the places [B] of their last tokens in
+        the hidden states, which are the second."""
+        starts = self._stored[rows]
+        counts = self._known[rows] - starts
+        hidden = self.forwards.tokens(rows, starts, counts)
+        self._stored[rows] = self._known[rows]
+        return np.cumsum(counts) - 1, hidden

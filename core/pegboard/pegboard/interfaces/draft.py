@@ -58,10 +58,12 @@ class Forwards(Protocol):
     of the KV cache.
 
     model: the module that the plugin of kind `model` has made, which is bound. Its calls through
-    this class are replayed if they could be recorded.
+    this class are replayed if they could be recorded. can_wait: a token may be computed some steps
+    later, because its block is not given back before the request ends.
     """
 
     model: Any
+    can_wait: bool
 
     def room(self, rows: "np.ndarray") -> "np.ndarray":
         """Return [B], how many tokens of each row have slots in the KV cache."""
@@ -157,7 +159,7 @@ class DraftProposer(Protocol):
         """A request in this row starts or resumes. token_ids: the prompt and the outputs so far."""
 
     def remove(self, rows: "np.ndarray") -> None:
-        """These rows are free now."""
+        """These rows are free now. Nobody has changed their blocks in the KV cache yet."""
 
     def propose(self, step: DraftStep) -> Drafts:
         """Return proposals for the next step. Called at the end of every step that has sampled

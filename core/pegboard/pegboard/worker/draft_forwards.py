@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from pegboard.config.limits import Limits
-from pegboard.interfaces.attention import KVPlan
+from pegboard.interfaces.attention import Full, KVPlan
 from pegboard.interfaces.draft import DraftSource
 from pegboard.interfaces.platform import Copies
 from pegboard.layers.shards import Group
@@ -73,6 +73,8 @@ class DraftForwards:
         self._groups = [
             index for index, group in enumerate(plan.groups) if layers.keys() & {*group.layers}
         ]
+        retains = [plan.groups[index].spec.retain for index in self._groups]
+        self.can_wait = all(isinstance(retain, Full) for retain in retains)
         self._sizes = [plan.groups[index].block_size for index in self._groups]
         self._inputs = InputBuilder(
             plan,
