@@ -30,7 +30,7 @@ CEILINGS = {
     "engine": 2115,
     "engine/boundary": 695,
     "engine/grammar": 470,
-    "engine/kv": 765,
+    "engine/kv": 775,
     "engine/metrics": 275,
     "front": 1835,
     "interfaces": 1385,
@@ -38,7 +38,7 @@ CEILINGS = {
     "ops": 395,
     "plan": 910,
     "plugins": 1170,
-    "worker": 2740,
+    "worker": 2760,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

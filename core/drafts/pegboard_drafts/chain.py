@@ -140,28 +140,27 @@ class FollowStates:
     def _compute(self) -> tuple[np.ndarray, np.ndarray, Tensor]:
         """Compute all tokens that wait. Returns their rows in ascending order, and the places of
         the last token of each row in the hidden states, which are the third."""
-        waiting = self._waiting
-        if len(waiting) == 1 and (np.diff(waiting[0].rows) > 0).all():
-            (each,) = waiting
-            rows, starts, counts, states = each.rows, each.starts, each.counts, each.hidden
-        else:
-            token_rows = np.concatenate([np.repeat(each.rows, each.counts) for each in waiting])
-            positions = np.concatenate([_positions(each) for each in waiting])
-            order = np.lexsort((positions, token_rows))
-            rows, first, counts = np.unique(
-                token_rows[order], return_index=True, return_counts=True
-            )
-            starts = positions[order][first]
-            joined = [
-                torch.cat(parts) for parts in zip(*(each.hidden for each in waiting), strict=True)
-            ]
-            index = torch.from_numpy(order).to(joined[0].device)
-            states = tuple(each[index] for each in joined)
-        given = self.forwards.model.start(*states)
-        hidden = self.forwards.tokens(rows, starts, counts, given, ahead=1)
+        joined = _joined(self._waiting)
+        given = self.forwards.model.start(*joined.hidden)
+        hidden = self.forwards.tokens(joined.rows, joined.starts, joined.counts, given, ahead=1)
         self._waiting = []
         self._num_waiting[:] = 0
-        return rows, np.cumsum(counts) - 1, hidden
+        return joined.rows, np.cumsum(joined.counts) - 1, hidden
+
+
+def _joined(steps: list[ComputedTokens]) -> ComputedTokens:
+    """Return the tokens of several steps as those of one, with the rows in ascending order."""
+    if len(steps) == 1 and (np.diff(steps[0].rows) > 0).all():
+        return steps[0]
+    token_rows = np.concatenate([np.repeat(each.rows, each.counts) for each in steps])
+    positions = np.concatenate([_positions(each) for each in steps])
+    order = np.lexsort((positions, token_rows))
+    rows, first, counts = np.unique(token_rows[order], return_index=True, return_counts=True)
+    whole = [torch.cat(parts) for parts in zip(*(each.hidden for each in steps), strict=True)]
+    index = torch.from_numpy(order).to(whole[0].device)
+    hidden = tuple(states[index] for states in whole)
+    samples = np.isin(rows, steps[-1].rows[steps[-1].samples])
+    return ComputedTokens(rows, positions[order][first], counts, samples, hidden)
 
 
 def most_waiting(setup: DraftSetup) -> int:

@@ -118,7 +118,8 @@ class TorchSampler:
             best = (self.kernel or argmax)(
                 logits if logits.dtype is torch.float32 else logits.float()
             )
-            token_ids, counts = best.unsqueeze(-1), torch.ones_like(best)
+            token_ids = best.unsqueeze(-1)
+            counts = torch.ones_like(best)
             if step.draft_token_ids is not None:
                 token_ids, counts = accept_on_host(best, step.draft_token_ids, step.offsets)
             self.rows.num_outputs[step.rows] += counts.numpy() if self.is_host else 1
