@@ -185,7 +185,7 @@ class LoadedModel:
             raise ConfigError(
                 "the model has layers with states, which are not transferred; remove kv_connectors"
             )
-        if declared.states and self.first_layer:
+        if declared.states and self.build.target is not None:
             raise ConfigError(
                 f"{self.checkpoint.path}: the model has layers with states, and a draft model may "
                 "have only attention; name another one"
