@@ -1,8 +1,10 @@
 """Answer some prompts with speculative decoding, and print how many drafts were right.
 
-python examples/speculative_decoding.py --method ngram
-python examples/speculative_decoding.py --method eagle3 --draft-model heads/eagle3 --num-spec-tokens 3
-"""  # noqa: E501
+    python examples/speculative_decoding.py --method ngram
+    python examples/speculative_decoding.py --method eagle3 --draft-model heads/eagle3
+
+docs/draft_heads.md says how to make such a head.
+"""
 
 from __future__ import annotations
 

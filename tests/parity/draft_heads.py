@@ -65,7 +65,7 @@ class Head(nn.Module):
 
     def states(self, embedded: Tensor, given: Tensor) -> Tensor:
         """[1, n, size] embeddings and states before each of them → [1, n, size]."""
-        raise NotImplementedError
+        raise AssertionError("each head has its own")
 
     def best(self, states: Tensor) -> int:
         return int(self.target[0].lm_head(states).argmax())

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from draft_heads import METHODS, proposals, worker_of
+from safetensors.torch import load_file, save_file
 from test_drafts import MIXED, PROMPTS, compare, params, run
-from tiny_models import Reference, divide
+from tiny_models import VOCAB_SIZE, Reference, divide
 
 from pegboard import LLM
+from pegboard.errors import ModelError
 from pegboard_drafts.lengths import DraftLengths
 from pegboard_testing.distributions import chi_square_fits
 
@@ -215,3 +217,18 @@ def test_sampled_tokens_have_the_distribution_of_the_target(
         counts = Counter(tuple(output[: place + 1]) for output in outputs)
         numbers = np.array([counts[way] for way in ways])
         assert chi_square_fits(numbers, shares.numpy()), (place, numbers, shares * len(outputs))
+
+
+@pytest.mark.one_rank
+def test_ids_outside_the_vocabulary_of_the_target(
+    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    target = write("llama", num_hidden_layers=4)
+    config, head = METHODS["eagle3"](target, write, tmp_path)
+    path = Path(config["model"]) / "model.safetensors"
+    tensors = load_file(path)
+    tensors["d2t"][-1] = VOCAB_SIZE
+    save_file(tensors, path)
+    config |= {"num_speculative_tokens": COUNT}
+    with pytest.raises(ModelError, match=f"d2t has token ids from .*from 0 to {VOCAB_SIZE - 1}"):
+        open_llm(target.directory, speculative_config=config)

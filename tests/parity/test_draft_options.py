@@ -49,6 +49,8 @@ def test_the_checkpoint_says_the_method(
         open_llm(target.directory, speculative_config={"method": "ngram"})
     with pytest.raises(ConfigError, match="spec_model has no effect on the method 'ngram'"):
         open_llm(target.directory, speculative_config={**DRAFTS, "model": named["medusa"][0]})
+    with pytest.raises(ConfigError, match="spec_enforce_eager has no effect on the method 'ngram'"):
+        open_llm(target.directory, speculative_config={**DRAFTS, "enforce_eager": True})
     nameless = write_head(tmp_path / "nameless", {**HEAD_CONFIG, "architectures": None}, heads)
     with pytest.raises(ConfigError, match="names no architecture, so that the method is not known"):
         open_llm(target.directory, speculative_config={"model": nameless})

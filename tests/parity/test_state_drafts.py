@@ -11,7 +11,7 @@ import pytest
 from draft_heads import METHODS
 from test_drafts import DRAFTS, MIXED, PROMPTS, compare, params, run
 from test_state_parity import ARCHITECTURES
-from tiny_models import DIVIDED, Reference
+from tiny_models import DIVIDED, Reference, divide
 
 from pegboard import LLM
 from pegboard.errors import ConfigError
@@ -99,3 +99,16 @@ def test_no_block_is_lost(write: Callable[..., Reference], open_llm: Callable[..
     engine.abort_request([request_id or "gone"])
     run(llm, MIXED)
     assert metric(llm, "kv_cache_usage_perc") == 0
+
+
+@pytest.mark.one_rank
+def test_pipeline_stages_are_refused(
+    write: Callable[..., Reference],
+    open_llm: Callable[..., LLM],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model_type, config = ARCHITECTURES["mamba2"]
+    target = write(model_type, **config).directory
+    divide(monkeypatch, 1, 2)
+    with pytest.raises(ConfigError, match="set pipeline_parallel_size to 1, or remove spec_method"):
+        open_llm(target, speculative_config=DRAFTS)

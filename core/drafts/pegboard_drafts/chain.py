@@ -96,7 +96,8 @@ class FollowStates:
         assert setup.forwards is not None, "the plugin's spec has a source"
         self.forwards: Forwards = setup.forwards
         self._waiting: list[ComputedTokens] = []
-        self._num_waiting = np.zeros(setup.limits.max_num_seqs, np.int64)
+        self._num_waiting = 0
+        self._ends = np.full(setup.limits.max_num_seqs, -1)  # after the waiting tokens of each row
         self._most = most_waiting(setup)
 
     def add(self, row: int) -> None:
@@ -104,7 +105,7 @@ class FollowStates:
 
     def remove(self, rows: np.ndarray) -> None:
         """See `Follows.remove`."""
-        if self._num_waiting[rows].any():
+        if (self._ends[rows] >= 0).any():
             self._compute()
 
     def __call__(
@@ -112,55 +113,48 @@ class FollowStates:
     ) -> tuple[Tensor, np.ndarray]:
         """See `Follows`."""
         num_tokens = int(computed.counts.sum())
-        can_wait = num_tokens == len(computed.rows) and self._follows(computed)
+        ends = self._ends[computed.rows]
+        can_wait = num_tokens == len(ends) and ((ends < 0) | (ends == computed.starts)).all()
         if not can_wait and self._waiting:
             self._compute()
         self._waiting.append(computed)
-        self._num_waiting[computed.rows] += computed.counts
-        if can_wait and not counts.any() and self._num_waiting.sum() < self._most:
+        self._num_waiting += num_tokens
+        self._ends[computed.rows] = computed.starts + computed.counts
+        if can_wait and not counts.any() and self._num_waiting < self._most:
             kept = tuple(each.clone() for each in computed.hidden)
             self._waiting[-1] = replace(computed, hidden=kept)
             return torch.empty(0), lengths
-        rows, ends, hidden = self._compute()
-        last = ends[np.searchsorted(rows, computed.rows[computed.samples])]
+        rows, last, hidden = self._compute()
+        last = last[np.searchsorted(rows, computed.rows[computed.samples])]
         return hidden[torch.from_numpy(last).to(hidden.device)], lengths - 1
-
-    def _follows(self, computed: ComputedTokens) -> bool:
-        """Return whether the tokens of each row come after those that wait."""
-        ends = {
-            row: start
-            for each in self._waiting
-            for row, start in zip(
-                each.rows.tolist(), (each.starts + each.counts).tolist(), strict=True
-            )
-        }
-        pairs = zip(computed.rows.tolist(), computed.starts.tolist(), strict=True)
-        return all(ends.get(row, start) == start for row, start in pairs)
 
     def _compute(self) -> tuple[np.ndarray, np.ndarray, Tensor]:
         """Compute all tokens that wait. Returns their rows in ascending order, and the places of
         the last token of each row in the hidden states, which are the third."""
-        joined = _joined(self._waiting)
-        given = self.forwards.model.start(*joined.hidden)
-        hidden = self.forwards.tokens(joined.rows, joined.starts, joined.counts, given, ahead=1)
+        rows, starts, counts, states = _joined(self._waiting)
         self._waiting = []
-        self._num_waiting[:] = 0
-        return joined.rows, np.cumsum(joined.counts) - 1, hidden
+        self._num_waiting = 0
+        self._ends[rows] = -1
+        given = self.forwards.model.start(*states)
+        hidden = self.forwards.tokens(rows, starts, counts, given, ahead=1)
+        return rows, np.cumsum(counts) - 1, hidden
 
 
-def _joined(steps: list[ComputedTokens]) -> ComputedTokens:
-    """Return the tokens of several steps as those of one, with the rows in ascending order."""
-    if len(steps) == 1 and (np.diff(steps[0].rows) > 0).all():
-        return steps[0]
+def _joined(
+    steps: list[ComputedTokens],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Tensor, ...]]:
+    """Return the rows, starts, counts and hidden states of the tokens of several steps as those of
+    one, with the rows in ascending order."""
+    first = steps[0]
+    if len(steps) == 1 and (np.diff(first.rows) > 0).all():
+        return first.rows, first.starts, first.counts, first.hidden
     token_rows = np.concatenate([np.repeat(each.rows, each.counts) for each in steps])
     positions = np.concatenate([_positions(each) for each in steps])
     order = np.lexsort((positions, token_rows))
-    rows, first, counts = np.unique(token_rows[order], return_index=True, return_counts=True)
+    rows, places, counts = np.unique(token_rows[order], return_index=True, return_counts=True)
     whole = [torch.cat(parts) for parts in zip(*(each.hidden for each in steps), strict=True)]
     index = torch.from_numpy(order).to(whole[0].device)
-    hidden = tuple(states[index] for states in whole)
-    samples = np.isin(rows, steps[-1].rows[steps[-1].samples])
-    return ComputedTokens(rows, positions[order][first], counts, samples, hidden)
+    return rows, positions[order][places], counts, tuple(states[index] for states in whole)
 
 
 def most_waiting(setup: DraftSetup) -> int:

@@ -20,6 +20,8 @@ ALONE = (
     "decode_context_parallel_size",
 )
 """Settings that must be 1 with a draft model."""
+OF_A_MODEL = ("spec_model", "spec_tensor_parallel_size", "spec_enforce_eager")
+"""Settings that have no effect without a draft model."""
 
 
 def draft_spec(registry: Registry, engine: EngineConfig) -> DraftSpec | None:
@@ -90,11 +92,8 @@ def _source(
     """Return what the draft model is built from. draft: the checkpoint that the user has named."""
     ranks = engine.spec_tensor_parallel_size
     if spec.source is None:
-        for name, value in (
-            ("spec_model", engine.spec_model),
-            ("spec_tensor_parallel_size", ranks),
-        ):
-            if value is not None:
+        for name in OF_A_MODEL:
+            if getattr(engine, name):
                 raise ConfigError(
                     f"{name} has no effect on the method {engine.spec_method!r}, which has no "
                     "model; leave it out"

@@ -27,6 +27,8 @@ from pegboard.ops import StateRows
 from pegboard.plugins.registry import Registry
 from pegboard.worker.context import Context
 
+EXACT_TYPES = {"float32", "bfloat16", "float16"}
+"""Types of keys and values that need no scales."""
 K_RANGE = 200.0
 V_RANGE = 100.0
 """The codes of the largest key and value if scales are calculated. They are vLLM's. e4m3 leaves a
@@ -85,11 +87,7 @@ class AttentionGroups:
         self.stored = {i: need.kv_dtype or asked or plain_dtype for i, asked in dtypes.items()}
         self.stored |= {i: setup.dtype for i, layer in layers.items() if layer.encoder}
         for index, layer in layers.items():
-            if layer.exact_keys and (stored := self.stored[index]) not in (
-                "float32",
-                "bfloat16",
-                "float16",
-            ):
+            if layer.exact_keys and (stored := self.stored[index]) not in EXACT_TYPES:
                 raise ConfigError(
                     f"the KV cache of this model cannot store {stored}; use --kv-cache-dtype auto"
                 )

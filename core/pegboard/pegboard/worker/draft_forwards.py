@@ -15,12 +15,11 @@ from pegboard.interfaces.attention import Full, KVPlan
 from pegboard.interfaces.draft import DraftSource
 from pegboard.interfaces.platform import Copies
 from pegboard.layers.shards import Group
+from pegboard.worker.attention_groups import EXACT_TYPES
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.parts import WorkerSetup
 from pegboard.worker.stages import TRAITS
 from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
-
-PLAIN = {"float32", "bfloat16", "float16"}
 
 
 def draft_limits(limits: Limits) -> Limits:
@@ -37,7 +36,7 @@ def load_draft(setup: WorkerSetup, source: DraftSource, target: LoadedModel) -> 
     if config.spec_tensor_parallel_size == 1:
         ranks = replace(ranks, tensor=Group())
     stored = {*target.attention.stored.values()}
-    if config.kv_cache_dtype == "auto" and len(stored) == 1 and stored <= PLAIN:
+    if config.kv_cache_dtype == "auto" and len(stored) == 1 and stored <= EXACT_TYPES:
         # layers that store the same can share a KV group
         config = msgspec.structs.replace(config, kv_cache_dtype=stored.pop())
     return LoadedModel(

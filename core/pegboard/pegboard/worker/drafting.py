@@ -16,13 +16,13 @@ from pegboard.interfaces.draft import ComputedTokens, DraftProposer, Drafts, Dra
 from pegboard.interfaces.platform import Copies
 from pegboard.interfaces.sampler import Sampler
 from pegboard.worker.endings import SampleOnHost, Step
-from pegboard.worker.kept_states import KeptStates
 from pegboard.worker.stages import Stages
 from pegboard.worker.step_inputs import InputBuilder
 
 
 class SampleAndDraft(SampleOnHost):
-    """Also asks a draft plugin for the next step's drafts, after steps that have sampled."""
+    """Also asks a draft plugin for the next step's drafts, after steps that have sampled.
+    recomputes: after a wrong draft, the next step computes the tokens again, without drafts."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class SampleAndDraft(SampleOnHost):
         copies: Copies | None,
         proposer: DraftProposer,
         limits: Limits,
-        kept: KeptStates,
+        recomputes: bool,
     ) -> None:
         super().__init__(sampler, stages, inputs, copies)
-        self.kept = kept
+        self.recomputes = recomputes
         self.proposer = proposer
         self.limits = limits
         self._longest = min(limits.max_model_len - 1, limits.max_draft_len)
@@ -63,8 +63,7 @@ class SampleAndDraft(SampleOnHost):
         return wait
 
     def propose(self, step: Step, now: float, computed: ComputedTokens | None = None) -> CSR:
-        """Ask the draft plugin for the next step's proposals, and keep them. States after wrong
-        drafts are taken back first."""
+        """Ask the draft plugin for the next step's proposals, and keep them."""
         inputs = step.inputs
         sampled = step.output.token_ids
         state = self.inputs.state
@@ -79,10 +78,8 @@ class SampleAndDraft(SampleOnHost):
         if inputs.draft_token_ids is not None:
             num_verified = np.diff(inputs.offsets) - 1
             num_new = np.diff(sampled.offsets)
-            if self.kept:
-                is_wrong = num_new <= num_verified
-                self.kept.take_back(rows[is_wrong])
-                most[is_wrong] = 0  # the next step computes the tokens of this one again
+            if self.recomputes:
+                most[num_new <= num_verified] = 0
         history = zip(rows.tolist(), lengths.tolist(), strict=True)
         request = DraftStep(
             rows=rows,

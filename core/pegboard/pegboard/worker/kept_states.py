@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pegboard.data.batch import Batch
 from pegboard.interfaces.attention import KVPlan, State
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.step_inputs import RowState
@@ -20,8 +21,9 @@ BEFORE = 1
 
 
 class KeptStates:
-    """state: whose block tables name the blocks. The engine lets the tokens of a step whose drafts
-    were not all right be computed again."""
+    """The engine lets all tokens of a step be computed again if one of its drafts was wrong: the
+    next step of the request begins where that one did. state: whose block tables name the
+    blocks."""
 
     def __init__(
         self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]], state: RowState, device: str
@@ -33,17 +35,24 @@ class KeptStates:
         ]
         self._views = views
         self._device = device
+        self._starts = np.full(len(state.num_tokens), -1)  # of the last step, if it had drafts
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def keep(self, rows: np.ndarray) -> None:
-        """Copy the states of rows [B] before a step that verifies their drafts."""
-        self._copy(rows, NOW, BEFORE)
+    def add(self, row: int) -> None:
+        """A request in this row starts or resumes."""
+        self._starts[row] = -1
 
-    def take_back(self, rows: np.ndarray) -> None:
-        """Let rows [B] have the states again that `keep` has copied."""
-        self._copy(rows, BEFORE, NOW)
+    def begin(self, batch: Batch) -> None:
+        """Take back the states of rows that compute the tokens of their last step again, and keep
+        those of rows with drafts."""
+        rows = batch.rows
+        starts = batch.num_computed_tokens
+        has_drafts = batch.num_draft_tokens > 0
+        self._copy(rows[self._starts[rows] == starts], BEFORE, NOW)
+        self._copy(rows[has_drafts], NOW, BEFORE)
+        self._starts[rows] = np.where(has_drafts, starts, -1)
 
     def _copy(self, rows: np.ndarray, source: int, destination: int) -> None:
         if not len(rows):

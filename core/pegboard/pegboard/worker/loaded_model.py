@@ -185,6 +185,12 @@ class LoadedModel:
             raise ConfigError(
                 "the model has layers with states, which are not transferred; remove kv_connectors"
             )
+        if declared.states and config.spec_method and config.pipeline_parallel_size > 1:
+            raise ConfigError(
+                "the model has layers with states, and only the last pipeline stage knows the "
+                "tokens that are computed again after a wrong draft; set pipeline_parallel_size to "
+                "1, or remove spec_method"
+            )
         if declared.states and self.build.target is not None:
             raise ConfigError(
                 f"{self.checkpoint.path}: the model has layers with states, and a draft model may "

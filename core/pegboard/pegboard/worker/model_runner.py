@@ -116,12 +116,12 @@ class ModelRunner:
             return Pool(parts.pooler, self.stages)
         usual = (parts.sampler, self.stages, self.inputs, parts.copies)
         if parts.proposer is not None and parts.draft is None:
-            return SampleAndDraft(*usual, parts.proposer(None), parts.limits, self.kept)
+            return SampleAndDraft(*usual, parts.proposer(None), parts.limits, bool(self.kept))
         if parts.proposer is not None and parts.draft is not None:
             forwards = DraftForwards(
                 parts.draft, parts.plan, self.state, parts.limits, parts.copies
             )
-            return SampleAndFollow(*usual, parts.proposer(forwards), parts.limits, self.kept)
+            return SampleAndFollow(*usual, parts.proposer(forwards), parts.limits, bool(self.kept))
         return (SampleOnHost if parts.copies is None else SampleOnDevice)(*usual)
 
     @torch.inference_mode()
@@ -163,7 +163,7 @@ class ModelRunner:
         padded = recording.size if recording is not None and self.stages.pads else 0
         inputs = self.inputs.build(batch, padded, sees_ahead=sees_ahead)
         if self.kept:
-            self.kept.keep(batch.rows[batch.num_draft_tokens > 0])
+            self.kept.begin(batch)
         prepared = time.perf_counter()
         self.parts.loaded.plan(inputs)
         planned = time.perf_counter()
@@ -237,6 +237,7 @@ class ModelRunner:
 
     def _add(self, new: NewRequest) -> None:
         self.state.add(new)
+        self.kept.add(new.row)
         stage = self.stages.build.stage
         if (new.params.prompt_logprobs is not None or self.scores.wanted) and stage.is_last:
             self.scores.add(new)

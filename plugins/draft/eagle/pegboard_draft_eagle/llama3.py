@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
-from pegboard.layers import Build, Layer, Linear, Norm, read, size_of
-from pegboard.layers.build import PlainTensor
+from pegboard.layers import Build, Linear, Norm, read, size_of
+from pegboard_drafts.token_ids import TokenIds
 from pegboard_models.blocks import GatedMLP, SelfAttention, heads_of
 from pegboard_models.decoder import DecoderSizes
 from pegboard_models.eagle import embedding_of, head_of, root_of
@@ -20,26 +19,6 @@ from pegboard_models.prediction import check_target
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 DEPTHS = 3
-
-
-class TargetIds(Layer):
-    """The target's id of each token of a smaller vocabulary. The checkpoint has the difference."""
-
-    def __init__(self, build: Build, count: int) -> None:
-        super().__init__(build)
-        self.count = count
-
-    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        self.ids = PlainTensor(
-            {self.build.path: (0, self.count)}, (self.count,), self.build, "int64"
-        )
-        return [WantedWeight(self.build.path, (self.count,))]
-
-    def accept(self, piece: WeightPiece) -> None:
-        self.ids.accept(piece)
-
-    def finish(self) -> None:
-        self.ids.data += torch.arange(self.count, device=self.ids.data.device)
 
 
 class OnlyLayer(nn.Module):
@@ -103,7 +82,10 @@ class Eagle3Llama(nn.Module):
         count = read(config, "draft_vocab_size", int) or sizes.vocab_size
         self.head = head_of(build, count, hidden)
         names = [path for path in ("d2t", "model.d2t") if path in build.stored]
-        self.ids = TargetIds(build.at(names[0]), count) if names else None
+        self.ids = None
+        if names:
+            path = build.at(names[0])
+            self.ids = TokenIds(path, count, sizes.vocab_size, is_difference=True)
         build.declared.given = hidden
 
     @property

@@ -6,25 +6,22 @@ from pegboard.interfaces.draft import DraftSpec
 from pegboard.interfaces.model import ModelSpec
 from pegboard.interfaces.spec import AtMost
 
-STORES = frozenset({"stores"})
 DIVIDES = frozenset({"tensor_parallel"})
 
-EAGLE = DraftSpec(
-    api="1.0",
-    implementation="pegboard_draft_eagle.proposer:EagleProposer",
-    source="pegboard_draft_eagle.source:eagle",
-    suits="pegboard_draft_eagle.source:suits_eagle",
-    flags=STORES,
-    supports={"max_drafts": AtMost(128), "architecture": True},
-)
-EAGLE3 = DraftSpec(
-    api="1.0",
-    implementation="pegboard_draft_eagle.proposer:EagleProposer",
-    source="pegboard_draft_eagle.source:eagle3",
-    suits="pegboard_draft_eagle.source:suits_eagle3",
-    flags=STORES,
-    supports={"max_drafts": AtMost(128), "architecture": True},
-)
+
+def _spec(method: str) -> DraftSpec:
+    return DraftSpec(
+        api="1.0",
+        implementation="pegboard_draft_eagle.proposer:EagleProposer",
+        source=f"pegboard_draft_eagle.source:{method}",
+        suits=f"pegboard_draft_eagle.source:suits_{method}",
+        flags=frozenset({"stores"}),
+        supports={"max_drafts": AtMost(128), "architecture": True},
+    )
+
+
+EAGLE = _spec("eagle")
+EAGLE3 = _spec("eagle3")
 EAGLE_LLAMA = ModelSpec(
     api="1.0", implementation="pegboard_draft_eagle.llama:EagleLlama", flags=DIVIDES
 )

@@ -10,37 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pegboard.errors import ModelError
-from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
-from pegboard.layers import Build, Head, Layer, Linear, read, size_of
-from pegboard.layers.build import PlainTensor
-
-
-class TokenMap(Layer):
-    """The target's id of each token of a smaller vocabulary, [count] int64. limit: ids are below
-    it."""
-
-    def __init__(self, build: Build, count: int, limit: int) -> None:
-        super().__init__(build)
-        self.count = count
-        self.limit = limit
-
-    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        self.ids = PlainTensor(
-            {self.build.path: (0, self.count)}, (self.count,), self.build, "int64"
-        )
-        return [WantedWeight(self.build.path, (self.count,))]
-
-    def accept(self, piece: WeightPiece) -> None:
-        self.ids.accept(piece)
-
-    def finish(self) -> None:
-        low, high = (int(bound) for bound in self.ids.data.aminmax())
-        if low < 0 or high >= self.limit:
-            raise ModelError(
-                f"{self.build.path} has token ids from {low} to {high}; expected ids from 0 to "
-                f"{self.limit - 1}, those of the model that the heads were trained for"
-            )
+from pegboard.layers import Build, Head, Linear, read, size_of
+from pegboard_drafts.token_ids import TokenIds
 
 
 class Blocks(nn.Module):
@@ -82,7 +53,7 @@ class MedusaModel(nn.Module):
             self.heads = [Head(path, rows, size) for path in paths]
         count = size_of(config, "truncated_vocab_size")
         path = build.at("token_map")
-        self.map = TokenMap(path, count, vocab_size) if count < vocab_size else None
+        self.map = TokenIds(path, count, vocab_size) if count < vocab_size else None
         self.is_cut = count < rows
 
     @property
