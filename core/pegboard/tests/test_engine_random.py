@@ -76,6 +76,12 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         or kv_load is not None,
         "enable_chunked_prefill": draw(st.sampled_from([True, True, False])),
         "max_drafts": max_drafts,
+        "max_draft_rows": draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 2])),
+        "max_draft_len": draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 9])),
+        "drafts_ahead": max_drafts > 0
+        and num_stages == 1
+        and State not in kinds
+        and draw(st.booleans()),
         "draft": partial(FakeDraft, accuracy=draw(st.sampled_from([0.3, 0.8, 1.0]))),
         "max_loras": draw(st.sampled_from([1, 2])),
         "max_cpu_loras": draw(st.sampled_from([2, 3])),

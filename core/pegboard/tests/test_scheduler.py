@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from pegboard.data.batch import Batch
 from pegboard.data.request import LoRARequest
-from pegboard.data.sampling_params import SamplingParams
+from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.actions import StopProfile
 from pegboard.engine.batch_builder import Entry, StepSchedule
 from pegboard.interfaces.attention import Full, State, Window
 from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 from pegboard.interfaces.scheduling_policy import StepBudget
 from pegboard_testing.fake_draft import FakeDraft
-from pegboard_testing.fake_engine import FakeEngine, scored_prompt
+from pegboard_testing.fake_engine import EOS, FakeEngine, scored_prompt
 from pegboard_testing.fake_limits import fake_limits
+from pegboard_testing.fake_structured_output import FakeStructuredOutput
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 
@@ -407,6 +408,46 @@ def test_steps_are_scheduled_ahead_only_while_no_request_has_drafts() -> None:
     assert max(list(in_flight.values())[:7]) == 1 and set(list(in_flight.values())[9:]) == {0}
     verifying = [bool(batch.num_draft_tokens.any()) for batch in engine.executor.batches]
     assert not any(verifying[:8]) and all(verifying[10:-1])
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.6, 1.0])
+def test_steps_with_drafts_are_scheduled_ahead_if_the_device_keeps_the_drafts(
+    accuracy: float,
+) -> None:
+    draft = partial(FakeDraft, accuracy=accuracy)
+    engine = FakeEngine(max_drafts=3, draft=draft, drafts_ahead=True, max_in_flight=2)
+    engine.add("a", range(5), greedy(30))
+    in_flight = []
+    while not (deltas := engine.step()) or deltas[-1].finish_reason is None:
+        in_flight.append(engine.engine.stats()["num_steps_in_flight"])
+    plain = FakeEngine().generate(range(5), greedy(30)).token_ids
+    assert engine.results["a", 0].token_ids == plain
+    is_ahead = [count == 1 for count in in_flight]
+    assert sum(is_ahead) > 0.6 * len(is_ahead), "all but the last steps"
+    verified = [int(batch.num_draft_tokens[0]) for batch in engine.executor.batches]
+    assert verified[0] == 0 and verified[1:-8] == [3] * len(verified[1:-8])
+
+
+def test_a_request_with_a_grammar_waits_for_its_drafts() -> None:
+    engine = FakeEngine(
+        max_drafts=3,
+        draft=partial(FakeDraft, accuracy=1.0),
+        drafts_ahead=True,
+        max_in_flight=2,
+        structured_output=FakeStructuredOutput(64, [EOS]),
+    )
+    grammar = StructuredOutputsParams(grammar="3:0,1,2:4")
+    engine.add("a", range(5), greedy(12, structured_outputs=grammar))
+    engine.add("b", range(7), greedy(30))
+    engine.run()
+    together = [batch for batch in engine.executor.batches if batch.needs_masks]
+    assert any(batch.num_draft_tokens.any() for batch in together)
+    plain = FakeEngine(structured_output=FakeStructuredOutput(64, [EOS]))
+    plain.add("a", range(5), greedy(12, structured_outputs=grammar))
+    plain.add("b", range(7), greedy(30))
+    plain.run()
+    for name in "ab":
+        assert engine.results[name, 0].token_ids == plain.results[name, 0].token_ids
 
 
 # --- adapters -------------------------------------------------------------------------------------

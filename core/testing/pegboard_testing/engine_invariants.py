@@ -203,7 +203,9 @@ class EngineInvariants:
                 if isinstance(rule, StateRule):
                     assert len(table) == rule.blocks_needed(0)
                 elif is_known:
-                    longest = rule.blocks_needed(request.num_computed_tokens + limits.max_drafts)
+                    steps = limits.max_in_flight if limits.drafts_ahead else 1
+                    taken_back = limits.max_drafts * steps + kv.has_states
+                    longest = rule.blocks_needed(request.num_computed_tokens + taken_back)
                     assert len(table) <= longest, (
                         f"{key} has {len(table)} blocks in group {index}, {longest} are enough"
                     )

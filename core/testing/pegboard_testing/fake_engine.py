@@ -108,6 +108,7 @@ class FakeEngine:
             self.limits.max_num_seqs,
             proposer=proposer,
             max_drafts=self.limits.max_drafts,
+            ahead_rows=self.limits.max_draft_rows if self.limits.drafts_ahead else None,
             connectors={"fake": halves[1]} if halves else None,
             failing_step=failing_step,
         )

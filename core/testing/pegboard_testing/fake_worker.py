@@ -67,7 +67,8 @@ def weights_of(name: str) -> int:
 
 class FakeWorker:
     """One rank. proposer: asked after every sampling step; the `target` of a FakeDraft may
-    be `next_of_row`. failing_step: the number of a step that raises, for tests of failures."""
+    be `next_of_row`. ahead_rows: set if steps with drafts are scheduled ahead; no drafts for more
+    rows than these. failing_step: the number of a step that raises, for tests of failures."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class FakeWorker:
         *,
         proposer: DraftProposer | None = None,
         max_drafts: int = 0,
+        ahead_rows: int | None = None,
         connectors: Mapping[str, KVConnectorWorker] | None = None,
         failing_step: int | None = None,
     ) -> None:
@@ -85,6 +87,7 @@ class FakeWorker:
         self.has_states = any(isinstance(retain, State) for retain in model.retains)
         self.proposer = proposer
         self.max_drafts = max_drafts
+        self.ahead_rows = ahead_rows
         self.failing_step = failing_step
         self.connectors = dict(connectors or {})
         self.memory = np.full(
@@ -128,6 +131,8 @@ class FakeWorker:
         output = self._read_all(batch, given, allowed)
         if self.proposer is not None:
             output.draft_token_ids = self._propose(batch, output)
+            if self.ahead_rows is not None and not batch.needs_masks:
+                output.draft_token_ids = None  # the engine does not need to know them
         output.transfers = {name: connector.end() for name, connector in self.connectors.items()}
         output.times = StepTimes(forward_s=time.perf_counter() - started)
         self.num_steps += 1
@@ -245,9 +250,15 @@ class FakeWorker:
         row = self._row(batch, i)
         num_drafts = int(batch.num_draft_tokens[i])
         num_known = int(batch.num_scheduled_tokens[i]) - num_drafts
-        assert int(batch.num_computed_tokens[i]) == row.num_computed, (
-            "the engine is wrong about num_computed_tokens"
-        )
+        num_wrong = int(batch.num_computed_tokens[i]) - row.num_computed
+        assert num_wrong == 0 or (
+            self.ahead_rows is not None and num_known == 1 and num_wrong > 0
+        ), "the engine is wrong about num_computed_tokens"
+        if num_wrong:  # there are slots even if all drafts are right
+            stop = row.num_computed + num_wrong + 1 + num_drafts
+            for group, retain in enumerate(self.model.retains):
+                if not isinstance(retain, Encoder):
+                    self._slots(row, group, np.arange(row.num_computed, stop))
         known = row.token_ids[row.num_computed : row.num_computed + num_known]
         assert len(known) == num_known >= 1, "more tokens are scheduled than the row has"
         assert bool(batch.samples[i]) == (row.num_computed + num_known == len(row.token_ids))
@@ -416,7 +427,10 @@ class FakeWorker:
         assert self.proposer is not None
         rows = [self.rows[number] for number in output.rows.tolist()]
         history = [np.array(row.token_ids, np.int32) for row in rows if row is not None]
-        allowed = [0 if row.is_taken_back else self.max_drafts for row in rows if row is not None]
+        most = self.max_drafts
+        if self.ahead_rows is not None and len(rows) > self.ahead_rows:
+            most = 0
+        allowed = [0 if row.is_taken_back else most for row in rows if row is not None]
         step = DraftStep(
             rows=output.rows,
             history=history,
@@ -427,6 +441,8 @@ class FakeWorker:
         proposals = [ids.tolist() for ids in self.proposer.propose(step).token_ids]
         for row, ids in zip(rows, proposals, strict=True):
             assert row is not None
+            if self.ahead_rows is not None:  # as many as were promised
+                ids += [0] * (most - len(ids))
             row.proposals = ids
         return CSR.of(proposals)
 

@@ -31,11 +31,12 @@ class Limits:
     chunks at the same time; max_long_partial_prefills of them may be longer than the threshold.
     target_itl_s: the longest time, in seconds, that a step with decodes should take; prefill chunks
     are made small enough; 0 = no bound. max_drafts: maximum number of draft tokens per row and
-    step. max_draft_rows: no drafts in steps with more rows. max_draft_len: no drafts after this
-    length. stored_drafts: how many tokens after those of a step a draft model stores, if there are
-    blocks for them. max_loras: number of adapters that can be loaded at the same time; 0 = LoRA
-    off. max_cpu_loras: number of adapters that are kept in memory, at least max_loras.
-    kv_metrics_share: fraction of the KV blocks whose residency is measured; 0 = none. num_stages:
+    step. drafts_ahead: the workers keep drafts on the device, and propose as many as are promised
+    when the step is scheduled. max_draft_rows: no drafts in steps with more rows. max_draft_len: no
+    drafts after this length. stored_drafts: how many tokens after those of a step a draft model
+    stores, if there are blocks for them. max_loras: number of adapters that can be loaded at the
+    same time; 0 = LoRA off. max_cpu_loras: number of adapters that are kept in memory, at least
+    max_loras. kv_metrics_share: fraction of the KV blocks whose residency is measured; 0 = none. num_stages:
     pipeline stages. If there are several, each request is in one step in flight at a time, unless
     it computes its prompt. in_lockstep: this engine takes every step together with others.
     max_num_encoder_input_tokens: how many rows of images, audio and video a step may encode; 0 =
@@ -61,6 +62,7 @@ class Limits:
     enable_prefix_caching: bool = True
     hash_algo: str = "sha256"
     max_drafts: int = 0
+    drafts_ahead: bool = False
     max_draft_rows: int = NO_LIMIT
     max_draft_len: int = NO_LIMIT
     stored_drafts: int = 0

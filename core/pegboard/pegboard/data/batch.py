@@ -110,18 +110,17 @@ class Batch(msgspec.Struct, kw_only=True):
     """The work of one step.
 
     rows: [B] in execution order: rows with query_len ≤ 1 + max drafts first, then prefills.
-    num_scheduled_tokens: [B] tokens to compute, including drafts to verify.
-    num_computed_tokens: [B] tokens whose KV exists when this step starts. While an earlier step is
-    in flight this is an upper bound; the worker knows how many drafts were accepted, so it knows
-    the exact number. num_draft_tokens: [B] how many of the scheduled tokens are drafts, which come
-    last. The worker uses the first of the proposals that it kept, or `draft_token_ids` if the
-    engine sends them (because E proposed them, or a grammar trimmed them). samples: bool[B],
-    whether the step samples a new token for the row: its last scheduled token is its last known
-    token. needs_masks: the engine sends token masks later, through `Executor.provide_masks`.
-    Sampling waits for them; the forward does not. removed_rows: rows whose request finished, was
-    aborted or was preempted since the last batch. The worker applies them before `new`.
-    new_blocks: blocks of rows that are not in `new`. copy_blocks: [c, 3] group, source block,
-    destination block; copied before the forward.
+    num_scheduled_tokens: [B] tokens to compute, including drafts to verify. num_computed_tokens:
+    [B] tokens whose KV exists when this step starts, if all drafts in flight are right. The worker
+    knows how many are, so it knows the exact number. num_draft_tokens: [B] how many of the
+    scheduled tokens are drafts, which come last. The worker uses the first of the proposals that it
+    kept. draft_token_ids: the drafts, for pipeline stages that have not proposed them; None = all
+    have. samples: bool[B], whether the step samples a new token for the row: its last scheduled
+    token is its last known token. needs_masks: the engine sends token masks later, through
+    `Executor.provide_masks`. Sampling waits for them; the forward does not. removed_rows: rows
+    whose request finished, was aborted or was preempted since the last batch. The worker applies
+    them before `new`. new_blocks: blocks of rows that are not in `new`. copy_blocks: [c, 3] group,
+    source block, destination block; copied before the forward.
     lora_slots: [B], 0 = base model; None = LoRA is off. first_token_ids: [B], the first token that
     each row computes; None = no rank needs it, because all ranks sample.
     connector: KV connector name → its plan, which is opaque here. wave: what the engine says to
@@ -224,9 +223,10 @@ class StepOutput(msgspec.Struct, kw_only=True):
     logprobs: one per row, in the same order; each covers the row's accepted tokens. None for a row
     that asked for none. prompt_logprobs: row → finished prompt logprobs ([num_prompt_tokens - 1]
     positions, for tokens 1 …). draft_token_ids: proposals for the next step, per row of `rows`
-    (also kept in W). embeddings: of an engine that pools, one float32 vector per row of `rows`;
-    `token_ids` is empty then. is_quiet: no engine that shares out experts has requests to compute.
-    is_over: these engines need not take another step.
+    (also kept in W). With `Limits.drafts_ahead`, they are set in steps with masks only. embeddings:
+    of an engine that pools, one float32 vector per row of `rows`; `token_ids` is empty then.
+    is_quiet: no engine that shares out experts has requests to compute. is_over: these engines need
+    not take another step.
     """
 
     step: int

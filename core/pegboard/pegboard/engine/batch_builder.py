@@ -55,7 +55,6 @@ class StepSchedule:
         self._encoder = encoder
         self.entries: dict[Request, Entry] = {}
         self.has_preempted = False
-        self.has_trimmed_drafts = False
         self._num_partial = 0
         self._num_long_partial = 0
 
@@ -160,7 +159,7 @@ def build_batch(
         batch.first_token_ids = _ints(
             request.all_token_ids[request.num_computed_tokens] for request, _ in items
         )
-    if schedule.has_trimmed_drafts or (drafts and limits.num_stages > 1):
+    if drafts and limits.num_stages > 1:
         batch.draft_token_ids = CSR.of(
             [request.draft_token_ids[: entry.num_drafts] for request, entry in items]
         )
@@ -172,6 +171,8 @@ def build_batch(
         request.num_computed_tokens += entry.num_tokens
         request.num_in_flight_tokens += entry.num_tokens
         request.num_in_flight_steps += 1
+    if limits.drafts_ahead:
+        _promise_drafts(items, limits)
     batch.connector = live.connectors.plan(batch)
     return batch, drafts, copies
 
@@ -183,6 +184,17 @@ def _in_order(schedule: StepSchedule, short: int) -> list[Item]:
     if len(first) == len(schedule.entries):
         return first
     return first + [item for item in schedule.entries.items() if item[1].num_tokens > short]
+
+
+def _promise_drafts(items: list[Item], limits: Limits) -> None:
+    """Note how many drafts the requests have after the step. The workers propose so many."""
+    longest = min(limits.max_model_len - 1, limits.max_draft_len)
+    has_drafts = sum(entry.samples for _, entry in items) <= limits.max_draft_rows
+    for request, entry in items:
+        room = longest - request.num_computed_tokens - 1
+        most = request.params.most_drafts
+        most = limits.max_drafts if most is None else min(most, limits.max_drafts)
+        request.num_drafts = max(0, min(most, room)) if has_drafts and entry.samples else 0
 
 
 def _new_request(request: Request, entry: Entry) -> NewRequest:

@@ -109,6 +109,7 @@ class LiveRequests:
         request.num_preemptions += 1
         self.totals["num_preemptions_total"] += 1
         request.draft_token_ids = []
+        request.num_drafts = 0
         self.connectors.released(request, "preempted")
         self._leave_running(request)
 

@@ -49,7 +49,8 @@ class Request:
     confirmed tokens. hash_spans: the other keys of these hashes, in order; None = no block was
     hashed yet. whole: see `whole_spans`.
     parent: the completion whose prompt this one will share, as long as it waits for that.
-    num_waiting_children of the parent counts such completions. num_external_tokens: how many of
+    num_waiting_children of the parent counts such completions. num_drafts: how many drafts it has
+    after its last step in flight, with `Limits.drafts_ahead`. num_external_tokens: how many of
     num_cached_tokens KV connectors load, without those whose load has failed. uses_connectors:
     becomes False when a KV load has failed; the prefix is then computed here. key: the unique name
     in the engine,
@@ -90,6 +91,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     hash_spans: list[HashSpan] | None = None
     draft_token_ids: list[int] = field(default_factory=list)
+    num_drafts: int = 0
     grammar: Any = None
     num_waiting_children: int = 0
     uses_connectors: bool = True

@@ -12,7 +12,9 @@ phase: every step moves `num_computed_tokens` of some requests towards their kno
 
 Several steps may be in flight. Each sampling step adds one token that is not known yet. While a
 request has drafts, no step is scheduled ahead, because the next step depends on how many of them
-are accepted. With pipeline stages, a request waits for each of its tokens, because the first stage
+are accepted. If the workers leave drafts on the device (`Limits.drafts_ahead`), the next step is
+scheduled as if all drafts were right, and the device computes it where the right ones end. With
+pipeline stages, a request waits for each of its tokens, because the first stage
 gets it from here, and the requests are divided among as many steps as there are stages.
 """
 
@@ -191,20 +193,14 @@ class Scheduler:
         if computed < num_tokens - 1:
             return num_tokens - computed, 0
         limits = self._limits
-        if computed >= num_tokens:  # outputs are in flight: 1 per sampling step
-            num_pending = computed - num_tokens + 1
-            is_open = request.output_room(limits.max_model_len) > num_pending
-            return (1, 0) if is_open and limits.num_stages == 1 else (0, 0)
-        if not request.draft_token_ids:
-            return 1, 0
-        return 1, max(
-            0,
-            min(
-                len(request.draft_token_ids),
-                limits.max_drafts,
-                request.output_room(limits.max_model_len) - 1,
-            ),
-        )
+        num_pending = computed - num_tokens + 1  # outputs in flight, if all their drafts are right
+        room = request.output_room(limits.max_model_len) - num_pending
+        if num_pending and (room <= 0 or limits.num_stages > 1):
+            return 0, 0
+        if limits.drafts_ahead and request.grammar is None:
+            return 1, min(request.num_drafts, room - 1)
+        num_drafts = 0 if num_pending else len(request.draft_token_ids)
+        return 1, max(0, min(num_drafts, limits.max_drafts, room - 1))
 
     def _shorten(
         self, request: Request, num_known: int, num_drafts: int, schedule: StepSchedule
@@ -218,7 +214,6 @@ class Scheduler:
         if num_drafts and request.grammar is not None:
             wanted = request.draft_token_ids[:num_drafts]
             num_drafts = len(self._grammars.trim(request, wanted))
-            schedule.has_trimmed_drafts |= num_drafts < len(wanted)
         return 1, num_drafts
 
     def _find_blocks(
@@ -293,7 +288,7 @@ class Scheduler:
             end = self._take_tokens(request, tokens, output, place, now_s)
             if end is not None:
                 ended.append(end)
-            request.draft_token_ids = drafts[place] if drafts is not None else []
+            request.draft_token_ids = self._known_drafts(request, drafts, place)
             if num_drafts:
                 self._metrics.count_drafts(num_drafts, len(tokens) - 1)
         for end in ended:
@@ -338,6 +333,16 @@ class Scheduler:
             return Ended(request, delta, reason)
         self._live.emit(delta)
         return None
+
+    def _known_drafts(
+        self, request: Request, drafts: list[list[int]] | None, place: int
+    ) -> list[int]:
+        """Return the drafts of a request, if it needs to know them."""
+        if drafts is None:
+            return []
+        if not self._limits.drafts_ahead:
+            return drafts[place]
+        return drafts[place][: request.num_drafts] if request.grammar is not None else []
 
     def _commit(self, request: Request) -> None:
         """Commit the tokens that no step in flight can still change."""
