@@ -10,7 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.interfaces.draft import ComputedTokens, Drafts, DraftSetup, DraftStep, Forwards
+from pegboard.interfaces.draft import (
+    ComputedTokens,
+    Drafts,
+    DraftSetup,
+    DraftStep,
+    Forwards,
+    PaddedStep,
+)
 from pegboard_drafts.drawing import DraftColumns, Drawing
 from pegboard_drafts.lengths import DraftLengths
 
@@ -34,10 +41,14 @@ class Follows(Protocol):
         draft of each row comes from, and the position [S] at which that is computed. counts: [S],
         how many drafts each row gets. lengths: [S], of the histories."""
 
+    def padded(self, step: PaddedStep) -> tuple[Tensor, int]:
+        """Do the same, with drafts that were wrong. The second result is how many places after the
+        newest token of each row its first draft is computed."""
+
 
 class ChainProposer:
-    """Implements `pegboard.interfaces.draft.DraftProposer`. Each draft token is drawn from what the
-    draft model says after those before it."""
+    """Implements `pegboard.interfaces.draft.PaddedProposer`. Each draft token is drawn from what
+    the draft model says after those before it."""
 
     def __init__(self, setup: DraftSetup, follow: Follows) -> None:
         assert setup.forwards is not None, "the plugin's spec has a source"
@@ -71,6 +82,24 @@ class ChainProposer:
             self._extend(columns, positions[columns.order], hidden)
             self._lengths.took(len(columns.sizes), time.perf_counter() - started)
         return columns.drafts(step, self._lengths)
+
+    def propose_padded(self, step: PaddedStep) -> tuple[Tensor, Tensor | None]:
+        """See `PaddedProposer.propose_padded`."""
+        hidden, after = self._follow.padded(step)
+        rows = step.rows[step.samples]
+        columns = DraftColumns(self._drawing, rows, np.full(len(rows), step.depths))
+        if columns.sizes:
+            ids = columns.add(self.forwards.logits(hidden))
+            largest = (step.starts + step.counts)[step.samples] + after + step.depths - 2
+            for depth in range(1, step.depths):
+                given = hidden if self._gives else None
+                if depth == 1:
+                    exact = step.ends + after
+                    hidden, logits = self.forwards.next(rows, largest, ids, given, exact=exact)
+                else:
+                    hidden, logits = self.forwards.after(ids, given)
+                ids = columns.add(logits)
+        return columns.padded()
 
     def _extend(self, columns: DraftColumns, positions: np.ndarray, hidden: Tensor) -> None:
         """Draw all depths. The first draft of a row comes from its hidden states [S, size]."""
@@ -127,6 +156,19 @@ class FollowStates:
         rows, last, hidden = self._compute()
         last = last[np.searchsorted(rows, computed.rows[computed.samples])]
         return hidden[torch.from_numpy(last).to(hidden.device)], lengths - 1
+
+    def padded(self, step: PaddedStep) -> tuple[Tensor, int]:
+        """See `Follows.padded`."""
+        hidden = self.forwards.tokens(
+            step.rows,
+            step.starts,
+            step.counts,
+            self.forwards.model.start(*step.hidden),
+            ahead=1,
+            exact=step.exact,
+            ids=(step.places, step.token_ids),
+        )
+        return hidden.index_select(0, step.last), 0
 
     def _compute(self) -> tuple[np.ndarray, np.ndarray, Tensor]:
         """Compute all tokens that wait. Returns their rows in ascending order, and the places of
@@ -225,6 +267,23 @@ class FollowTokens:
         has = np.isin(step.rows, waiting)
         last[has] = ends[np.searchsorted(waiting, step.rows[has])]
         return hidden[torch.from_numpy(last).to(hidden.device)], lengths
+
+    def padded(self, step: PaddedStep) -> tuple[Tensor, int]:
+        """See `Follows.padded`. Each token is computed at the end of the step that has sampled it,
+        so the first token of a row is computed alone."""
+        is_new = self._stored[step.rows] < 0
+        if is_new.any():
+            rows = step.rows[is_new]
+            self.forwards.tokens(rows, step.starts[is_new], np.ones(len(rows), np.int64))
+            self._stored[rows] = step.starts[is_new]
+        hidden = self.forwards.tokens(
+            step.rows,
+            step.starts + 1,
+            step.counts,
+            exact=step.exact + 1,
+            ids=(step.places, step.token_ids),
+        )
+        return hidden.index_select(0, step.last), 1
 
     def _compute(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor]:
         """Compute the tokens of rows [B] that wait. Returns the places [B] of their last tokens in

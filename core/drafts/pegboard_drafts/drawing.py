@@ -56,6 +56,15 @@ class DraftColumns:
         self._drawn.append(drawn)
         return drawn[0]
 
+    def padded(self) -> tuple[Tensor, Tensor | None]:
+        """Return the drafts [R, D] and their probabilities [R, D, V], if all rows get as many, in
+        the order of the rows. D: the depths that were drawn."""
+        if not self._drawn:
+            return torch.zeros(0, 0, dtype=torch.int64), None
+        ids = torch.stack([ids for ids, _ in self._drawn], 1)
+        probs = [probs for _, probs in self._drawn if probs is not None]
+        return ids, torch.stack(probs, 1) if probs else None
+
     def drafts(self, step: DraftStep, lengths: DraftLengths) -> Drafts:
         """Return the drafts of all depths that were drawn, as far as they are worth their time."""
         if not self._drawn:

@@ -21,9 +21,9 @@ class Echo(HeadsProposer):
     def __init__(self, setup: DraftSetup) -> None:
         super().__init__(setup, self.compute)
 
-    def compute(self, hidden: Tensor, last_ids: np.ndarray, columns: DraftColumns) -> None:
+    def compute(self, hidden: Tensor, last_ids: Tensor, columns: DraftColumns) -> None:
         self.sizes = columns.sizes
-        ids = 10 * torch.from_numpy(last_ids) + hidden[:, 0].long()
+        ids = 10 * last_ids + hidden[:, 0].long()
         for depth, size in enumerate(columns.sizes):
             columns.add(torch.nn.functional.one_hot(100 * depth + ids[:size], 512).float())
 

@@ -163,6 +163,7 @@ def test_short_forms():
                 "spec_max_model_len": 50,
                 "spec_tensor_parallel_size": 1,
                 "spec_enforce_eager": True,
+                "spec_disable_padded_drafter_batch": True,
             },
             {},
         ),

@@ -423,6 +423,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     spec_enforce_eager: Annotated[
         bool, doc("Do not record and replay the draft model's forward", needs=DRAFTS)
     ] = False
+    spec_disable_padded_drafter_batch: Annotated[
+        bool,
+        doc("On a GPU, wait for the tokens of each step before drafts are computed", needs=DRAFTS),
+    ] = False
     structured_outputs_config: Annotated[
         dict[str, Any],
         doc(

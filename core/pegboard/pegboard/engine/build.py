@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -86,6 +87,7 @@ def _build(registry: Registry, plan: EnginePlan, in_program: bool) -> Engine:
     stages = ready[:: config.ranks_of_stage]
     specs = [rank.kv_specs for rank in stages]
     kv_plan, limits = _fit_kv(plan, config, limits, specs, kv_bytes, room_bytes)
+    limits = replace(limits, drafts_ahead=all(rank.drafts_ahead for rank in ready))
     layouts = [rank.kv_layout for rank in stages]
     kv_plan = msgspec.structs.replace(
         kv_plan, identity=_kv_identity(plan, config, layouts, kv_plan)

@@ -40,9 +40,10 @@ class DraftSpec(Spec):
     that the user has named or None). It returns a DraftSource, and raises ModelError if they do not
     fit. None = the proposer has no model.
 
-    flags: "stores" = the draft model stores keys and values, of drafts too."""
+    flags: "stores" = the draft model stores keys and values, of drafts too. "padded" = the proposer
+    is a `PaddedProposer`."""
 
-    FLAGS = frozenset({"stores"})
+    FLAGS = frozenset({"stores", "padded"})
 
     source: str | None = None
 
@@ -76,11 +77,17 @@ class Forwards(Protocol):
         hidden: "Tensor | None" = None,
         *,
         ahead: int = 0,
+        exact: "Tensor | None" = None,
+        ids: "tuple[Tensor, Tensor] | None" = None,
     ) -> "Tensor":
         """Compute the tokens at positions starts[i] … starts[i] + counts[i] − 1 of rows [B], all of
         which are known, and return the hidden states [T, size] of the draft model. ahead: the token
         that is embedded at a position is the one so many positions later. hidden: [T, width], given
-        to the model with the tokens. The result is valid until the next call."""
+        to the model with the tokens. The result is valid until the next call.
+
+        exact: [B], the first positions, if only the device knows them; `starts` are then the
+        largest that they can be. ids: places [n] among the tokens, and the ids [n] that are there,
+        which only the device knows."""
 
     def next(
         self,
@@ -88,10 +95,17 @@ class Forwards(Protocol):
         positions: "np.ndarray",
         token_ids: "Tensor",
         hidden: "Tensor | None" = None,
+        *,
+        exact: "Tensor | None" = None,
     ) -> "tuple[Tensor, Tensor]":
         """Compute one token for each of rows [B], with these ids [B] at these positions [B], and
         return the hidden states [B, size] and the logits [B, V]. They are valid until the next
-        call."""
+        call. exact: see `tokens`."""
+
+    def after(self, token_ids: "Tensor", hidden: "Tensor | None" = None) -> "tuple[Tensor, Tensor]":
+        """Do the same for the rows of the last call of `next`, which had `exact`, each one position
+        later. Nothing is copied to the device. The positions of `next` must be the largest that
+        those of the last call can be."""
 
     def logits(self, hidden: "Tensor") -> "Tensor":
         """Return the logits [B, V] of these hidden states [B, size]."""
@@ -164,6 +178,46 @@ class DraftProposer(Protocol):
     def propose(self, step: DraftStep) -> Drafts:
         """Return proposals for the next step. Called at the end of every step that has sampled
         tokens, and at the end of every other step if the proposer has a model: hot."""
+
+
+@dataclass(slots=True)
+class PaddedStep:
+    """The tokens that the target has computed in a step, with drafts that were wrong: how many were
+    is known on the device alone. The slots of wrong ones are overwritten later, so a draft model
+    may compute them too.
+
+    rows: [B], all rows of the step. starts: [B], the first position of each, if all drafts before
+    were right. counts: [B], tokens of each, T in all. samples: [B], whether a token was sampled,
+    for S of the rows. depths: how many drafts each of these gets. hidden: as in `ComputedTokens`.
+
+    On the device, int64: exact [B], the first positions. places [N]: of the tokens from which one
+    was sampled, among the T. token_ids [N]: these samples. They are right up to the newest one of
+    each row. last [S]: the place of the last token before the newest one. newest [S]: its id. ends
+    [S]: its position."""
+
+    rows: "np.ndarray"
+    starts: "np.ndarray"
+    counts: "np.ndarray"
+    samples: "np.ndarray"
+    depths: int
+    hidden: "tuple[Tensor, ...]"
+    exact: "Tensor"
+    places: "Tensor"
+    token_ids: "Tensor"
+    last: "Tensor"
+    newest: "Tensor"
+    ends: "Tensor"
+
+
+class PaddedProposer(DraftProposer, Protocol):
+    """A proposer with a model that also proposes without knowing on
+    the host which tokens were sampled. On a device with separate memory, the next step can then be
+    scheduled before this one is done."""
+
+    def propose_padded(self, step: PaddedStep) -> "tuple[Tensor, Tensor | None]":
+        """Return drafts [S, n] on the device, with n ≤ depths, and the probabilities [S, n, V] with
+        which they were drawn; None = without chance. Called at the end of every step, instead of
+        `propose`. Nothing may wait for the device."""
 
 
 class DraftModel(Protocol):

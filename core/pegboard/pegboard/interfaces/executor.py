@@ -180,7 +180,7 @@ class Launcher(Protocol):
 class WorkerReady:
     """A rank that has loaded its weights. kv_specs: by layer index. kv_memory_bytes: memory that it
     can give to the KV cache. weight_bytes: memory that its weights take. kv_layout: the attention
-    backends that arrange the KV cache, with their versions.
+    backends that arrange the KV cache, with their versions. drafts_ahead: see `Limits`.
     """
 
     rank: int
@@ -188,6 +188,7 @@ class WorkerReady:
     kv_memory_bytes: int
     weight_bytes: int = 0
     kv_layout: str = ""
+    drafts_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,9 +12,10 @@ from torch import Tensor
 from pegboard.config.limits import Limits
 from pegboard.interfaces.attention import Full, KVPlan
 from pegboard.interfaces.draft import DraftSource
-from pegboard.interfaces.platform import Copies
+from pegboard.interfaces.platform import Copies, Recording
 from pegboard.layers.shards import Group
 from pegboard.worker.attention_groups import EXACT_TYPES
+from pegboard.worker.exact_rows import Mover
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.parts import WorkerSetup
 from pegboard.worker.stages import TRAITS
@@ -84,8 +84,10 @@ class DraftForwards:
             context=loaded.setup.ranks.context,
             copies=copies,
         )
+        self._mover = Mover(self._inputs, self._last_position)
         # a model without layers has only heads
         self._stages = loaded.connect(self._inputs, TRAITS if layers else ("logits",))
+        self._step: tuple[int, Recording | None, StepInputs] | None = None
         self._ids = self._inputs.to_embed[0].on_device
 
     def room(self, rows: np.ndarray) -> np.ndarray:
@@ -105,10 +107,14 @@ class DraftForwards:
         hidden: Tensor | None = None,
         *,
         ahead: int = 0,
+        exact: Tensor | None = None,
+        ids: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """See `Forwards.tokens`."""
         recording = self._stages.find("forward", int(counts.sum()))
-        inputs = self._begin(rows, starts, counts, recording, hidden, ahead=ahead)
+        inputs = self._begin(rows, starts, counts, recording, hidden, ahead=ahead, exact=exact)
+        if ids is not None:
+            self._ids.index_copy_(0, *ids)
         return self._stages.forward(recording, inputs)
 
     def next(
@@ -117,12 +123,26 @@ class DraftForwards:
         positions: np.ndarray,
         token_ids: Tensor,
         hidden: Tensor | None = None,
+        *,
+        exact: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `Forwards.next`."""
         num_rows = len(rows)
         recording = self._stages.find("decode", num_rows)
         ones = self._inputs.one_each[1:2].repeat(num_rows)
-        inputs = self._begin(rows, positions, ones, recording, hidden)
+        inputs = self._begin(rows, positions, ones, recording, hidden, exact=exact)
+        self._step = num_rows, recording, inputs
+        return self._compute_next(token_ids)
+
+    def after(self, token_ids: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `Forwards.after`."""
+        self._mover.advance(len(token_ids))
+        self._give(hidden, len(token_ids))
+        return self._compute_next(token_ids)
+
+    def _compute_next(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._step is not None, "`next` has set it"
+        num_rows, recording, inputs = self._step
         self._ids[:num_rows].copy_(token_ids)
         if recording is not None:
             return self._stages.decode(recording, num_rows)
@@ -138,10 +158,11 @@ class DraftForwards:
         rows: np.ndarray,
         starts: np.ndarray,
         counts: np.ndarray,
-        recording: Any,
+        recording: Recording | None,
         hidden: Tensor | None,
         *,
         ahead: int = 0,
+        exact: Tensor | None = None,
     ) -> StepInputs:
         """Fill the buffers, and give the step to the attention backends."""
         builder = self._inputs
@@ -151,13 +172,20 @@ class DraftForwards:
         num_tokens = len(token_rows)
         ids = builder.input_ids.array[:num_tokens]
         np.minimum(ids, self._last_id, out=ids)  # placeholders of items may be larger
-        positions = builder.positions.array[:num_tokens]
-        # no drafts come from what is computed after the draft model's limit
-        np.minimum(positions, self._last_position, out=positions)
+        if exact is None:
+            positions = builder.positions.array[:num_tokens]
+            # no drafts come from what is computed after the draft model's limit
+            np.minimum(positions, self._last_position, out=positions)
         padded = recording.size if recording is not None and self._stages.pads else 0
         inputs = builder.send(len(rows), num_tokens, padded)
+        if exact is not None:
+            self._mover.move(counts, exact)
+        self._give(hidden, num_tokens)
+        self._loaded.plan(inputs)
+        return inputs
+
+    def _give(self, hidden: Tensor | None, num_tokens: int) -> None:
+        """Put what the model is given with each token where it reads it."""
         if hidden is not None:
             assert self._loaded.given is not None, "the model has declared what it is given"
             self._loaded.given[:num_tokens].copy_(hidden)
-        self._loaded.plan(inputs)
-        return inputs

@@ -14,6 +14,7 @@ from pegboard.interfaces.draft import Drafts
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer
 from pegboard.interfaces.sampler import Sampled
 from pegboard.worker.drafting import SampleAndDraft
+from pegboard.worker.drafting_ahead import SampleAhead
 from pegboard.worker.endings import SampleOnHost
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.model_runner import ModelRunner
@@ -125,6 +126,28 @@ def check_drafts(vocab_size: int) -> Check:
     return check
 
 
+def check_padded(vocab_size: int) -> Check:
+    """Return the check of what a draft plugin proposes without knowing the tokens."""
+
+    def check(result: Any, step: Any) -> Any:
+        assert isinstance(result, tuple) and len(result) == 2, "expected (drafts, probabilities)"
+        drafts, probs = result
+        num_rows = int(step.samples.sum())
+        if not (num_rows and step.depths):
+            return result
+        depths = drafts.shape[-1]
+        assert depths <= step.depths, f"{depths} proposals, the limit is {step.depths}"
+        check_tensor(drafts, (num_rows, depths), "torch.int64")
+        assert bool(((drafts >= 0) & (drafts < vocab_size)).all()), (
+            f"a token id is not below {vocab_size}"
+        )
+        if probs is not None:
+            check_tensor(probs, (num_rows, depths, vocab_size), "torch.float32")
+        return result
+
+    return check
+
+
 MODEL_CHECKS: Mapping[str, Check] = {
     "embed": lambda result, ids, *inputs: check_tensor(result, (len(ids), result.shape[-1])),
     "forward": lambda result, hidden, *positions: check_tensor(
@@ -215,9 +238,10 @@ def _parts(runner: ModelRunner) -> Iterator[Place]:
         plugin = registry.decisions["sampler", ""].require().id
         sampler = Checked(ending.sampler, plugin, {"sample": check_sampled})
         yield ending, "sampler", ending.sampler, sampler
-    if isinstance(ending, SampleAndDraft):
+    if isinstance(ending, SampleAndDraft | SampleAhead):
         plugin = registry.decisions["draft", ""].require().id
-        checks = {"propose": check_drafts(runner.parts.limits.vocab_size)}
+        size = runner.parts.limits.vocab_size
+        checks = {"propose": check_drafts(size), "propose_padded": check_padded(size)}
         yield ending, "proposer", ending.proposer, Checked(ending.proposer, plugin, checks)
 
 

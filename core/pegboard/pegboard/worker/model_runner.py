@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from pegboard.data.batch import (
 from pegboard.errors import expect
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.collective import Collective
-from pegboard.interfaces.draft import DraftProposer, Forwards
+from pegboard.interfaces.draft import DraftProposer, Forwards, PaddedProposer
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.platform import Copies, Trait
 from pegboard.interfaces.pooler import Pooler
@@ -31,6 +32,7 @@ from pegboard.interfaces.sampler import Sampler
 from pegboard.worker.borders import Sender
 from pegboard.worker.draft_forwards import DraftForwards
 from pegboard.worker.drafting import SampleAndDraft, SampleAndFollow
+from pegboard.worker.drafting_ahead import SampleAhead
 from pegboard.worker.endings import (
     Ending,
     Masks,
@@ -40,6 +42,7 @@ from pegboard.worker.endings import (
     Send,
     Step,
 )
+from pegboard.worker.exact_rows import ExactRows
 from pegboard.worker.given_rows import GivenRows
 from pegboard.worker.kept_states import KeptStates
 from pegboard.worker.loaded_model import LoadedModel
@@ -53,9 +56,9 @@ from pegboard.worker.step_inputs import InputBuilder, RowState
 @dataclass(slots=True)
 class RunnerParts:
     """What a runner computes with. All parts are built and bound. proposer: builds the draft plugin
-    from the forwards of its model. draft: that model. pooler: set for pooling models; nothing is
-    sampled. traits: the stages to record. next_stage: where the rows go; None = this pipeline stage
-    is the last one. shared_rows: of an encoder connector."""
+    from the forwards of its model. draft: that model. drafts_ahead: see `Limits`. pooler: set for
+    pooling models; nothing is sampled. traits: the stages to record. next_stage: where the rows go;
+    None = this pipeline stage is the last one. shared_rows: of an encoder connector."""
 
     loaded: LoadedModel
     plan: KVPlan
@@ -66,6 +69,7 @@ class RunnerParts:
     copies: Copies | None = None
     proposer: Callable[[Forwards | None], DraftProposer] | None = None
     draft: LoadedModel | None = None
+    drafts_ahead: bool = False
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
     pooler: Pooler | None = None
     traits: tuple[Trait, ...] = TRAITS
@@ -99,6 +103,8 @@ class ModelRunner:
             axes=declared.axes,
             item_groups=parts.loaded.item_groups(parts.plan),
         )
+        if parts.drafts_ahead:
+            self.inputs.exact = ExactRows(self.inputs, limits.max_num_seqs, limits.max_drafts)
         self.stages = parts.loaded.connect(self.inputs, parts.traits)
         tensor = parts.loaded.setup.ranks.tensor
         self.given = GivenRows(parts.device, parts.loaded.model, tensor, parts.shared_rows)
@@ -121,6 +127,10 @@ class ModelRunner:
             forwards = DraftForwards(
                 parts.draft, parts.plan, self.state, parts.limits, parts.copies
             )
+            if parts.drafts_ahead and parts.copies is not None:
+                proposer = cast(PaddedProposer, parts.proposer(forwards))
+                ahead = (parts.sampler, self.stages, self.inputs, parts.copies)
+                return SampleAhead(*ahead, proposer, parts.limits)
             return SampleAndFollow(*usual, parts.proposer(forwards), parts.limits, bool(self.kept))
         return (SampleOnHost if parts.copies is None else SampleOnDevice)(*usual)
 

@@ -241,15 +241,23 @@ def make_pooler(setup: WorkerSetup, pooling: Pooling | None) -> Pooler | None:
     return setup.registry.build(decision.require(), PoolerSetup(pooling))
 
 
+def choose_draft(setup: WorkerSetup) -> Entry | None:
+    """Return the entry of the configured draft plugin."""
+    config = setup.config
+    if config.spec_method is None:
+        return None
+    need = DraftNeed(platform=setup.platform_name, max_drafts=config.spec_tokens)
+    return setup.registry.choose("draft", need, explicit=config.spec_method).require()
+
+
 def proposer_of(
     setup: WorkerSetup, sampler: Sampler
 ) -> Callable[[Forwards | None], DraftProposer] | None:
     """Return what builds the configured draft plugin, from the forwards of its model."""
     config = setup.config
-    if config.spec_method is None:
+    entry = choose_draft(setup)
+    if entry is None:
         return None
-    need = DraftNeed(platform=setup.platform_name, max_drafts=config.spec_tokens)
-    entry = setup.registry.choose("draft", need, explicit=config.spec_method).require()
 
     def build(forwards: Forwards | None) -> DraftProposer:
         proposer: DraftProposer = setup.registry.build(

@@ -12,8 +12,8 @@ from pegboard.data.batch import Batch
 
 
 class Proposals:
-    """token_ids: row → its draft tokens. probs: row → the probabilities [n, V] with which they were
-    drawn, if they were."""
+    """token_ids: row → its draft tokens, if the host knows them. probs: row → the probabilities
+    [n, V] with which they were drawn, if they were."""
 
     def __init__(self) -> None:
         self.token_ids: dict[int, np.ndarray] = {}
@@ -23,13 +23,16 @@ class Proposals:
         self, rows: np.ndarray, token_ids: Sequence[np.ndarray], probs: Tensor | None = None
     ) -> None:
         """Keep new proposals of rows [B]. probs: see `Drafts`."""
-        numbers = rows.tolist()
-        self.token_ids.update(zip(numbers, token_ids, strict=True))
+        self.token_ids.update(zip(rows.tolist(), token_ids, strict=True))
+        parts = None if probs is None else probs.split([len(ids) for ids in token_ids])
+        self.keep_probs(rows, parts)
+
+    def keep_probs(self, rows: np.ndarray, probs: Sequence[Tensor] | None) -> None:
+        """Keep the probabilities of new proposals of rows [B], [n, V] for each."""
         if probs is not None:
-            parts = probs.split([len(ids) for ids in token_ids])
-            self.probs.update(zip(numbers, parts, strict=True))
+            self.probs.update(zip(rows.tolist(), probs, strict=True))
         else:
-            for row in numbers if self.probs else ():
+            for row in rows.tolist() if self.probs else ():
                 self.probs.pop(row, None)
 
     def remove(self, rows: np.ndarray) -> None:
@@ -50,15 +53,15 @@ class Proposals:
             drafts.append((row, ids[: counts[index]]))
         return drafts
 
-    def probs_of(self, drafts: Sequence[tuple[int, np.ndarray]]) -> Tensor | None:
-        """Return the probabilities [N, V] of these drafts. A row without chance has zeros. None =
-        no draft was drawn."""
-        known = [self.probs[row] for row, _ in drafts if row in self.probs]
+    def probs_of(self, rows: np.ndarray, counts: np.ndarray) -> Tensor | None:
+        """Return the probabilities [N, V] of the first counts [B] drafts of rows [B]. A row without
+        chance has zeros. None = no draft was drawn."""
+        known = [self.probs[row] for row in rows.tolist() if row in self.probs]
         if not known:
             return None
         nothing = known[0].new_zeros(1, known[0].shape[1])
         parts = [
-            self.probs[row][: len(ids)] if row in self.probs else nothing.expand(len(ids), -1)
-            for row, ids in drafts
+            self.probs[row][:count] if row in self.probs else nothing.expand(count, -1)
+            for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
         ]
         return torch.cat(parts)

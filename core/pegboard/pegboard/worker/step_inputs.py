@@ -17,6 +17,7 @@ from pegboard.worker.adapter_groups import AdapterGroups
 from pegboard.worker.buffers import Buffer
 from pegboard.worker.context import Context
 from pegboard.worker.cross_inputs import CrossInputs
+from pegboard.worker.exact_rows import ExactRows
 from pegboard.worker.proposals import Proposals
 from pegboard.worker.visible_keys import VisibleKeys
 
@@ -75,6 +76,7 @@ class RowState:
             self.visible.add(new)
         for group, block_ids in enumerate(new.block_ids):
             self.block_tables[group][row, : len(block_ids)] = block_ids
+            self.block_tables[group][row, len(block_ids) :] = 0  # drafts may be stored there
             self.num_blocks[group][row] = len(block_ids)
 
     def append_blocks(self, batch: Batch) -> None:
@@ -119,7 +121,8 @@ class StepInputs:
     [S], rows to sample. logits_index: [N], token index of each logits row; None = all tokens in
     order. offsets: [S + 1], logits rows of each sampled row. draft_token_ids: [N − S] or None.
     draft_probs: [N − S, V] or None, see `SampleStep`.
-    starts: [B], first position that is computed."""
+    starts: [B], first position that is computed. exact: the same on the device, where `starts` are
+    the largest that they can be; None = they are exact."""
 
     num_tokens: int
     to_embed: tuple[Tensor, ...]
@@ -132,6 +135,7 @@ class StepInputs:
     offsets: np.ndarray
     draft_token_ids: Tensor | None
     draft_probs: Tensor | None = None
+    exact: Tensor | None = None
 
 
 class InputBuilder:
@@ -143,8 +147,11 @@ class InputBuilder:
     the step uses an adapter. Then `adapters` groups the tokens, and `head_adapters` the rows of the
     output head. part_lens [B], num_keys [T]: `seq_lens` and `num_keys` of groups whose tokens are
     shared out. item_groups: indices of the groups whose layers see items. visible: [T], their
-    `num_keys`. has_visible: the step has such a token.
+    `num_keys`. has_visible: the step has such a token. exact: the rows' newest tokens and drafts,
+    if the host does not wait for them.
     """
+
+    exact: ExactRows | None = None
 
     def __init__(
         self,
@@ -168,55 +175,56 @@ class InputBuilder:
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.buffers: list[Buffer] = []
-        self.input_ids, self.positions = self._buffer(max_tokens), self._buffer(max_tokens)
-        self.declared = {name: self._buffer(max_tokens) for name in state.declared}
+        self.input_ids, self.positions = self.buffer(max_tokens), self.buffer(max_tokens)
+        self.declared = {name: self.buffer(max_tokens) for name in state.declared}
         self.axes = {name: self.declared[name] for name in axes}
         self.to_place = [*self.axes.values()] or [self.positions]
         self.to_embed = [self.input_ids]
         self.to_embed += [each for name, each in self.declared.items() if name not in axes]
-        self.query_start_loc = self._buffer(max_rows + 1, dtype=torch.int32)
-        self.seq_lens = self._buffer(max_rows, dtype=torch.int32)
+        self.query_start_loc = self.buffer(max_rows + 1, dtype=torch.int32)
+        self.seq_lens = self.buffer(max_rows, dtype=torch.int32)
         self.has_parts = any(group.spec.ranks > 1 for group in plan.groups)
-        self.part_lens = self._buffer(max_rows, dtype=torch.int32)
-        self.num_keys = self._buffer(max_tokens, dtype=torch.int32)
+        self.part_lens = self.buffer(max_rows, dtype=torch.int32)
+        self.num_keys = self.buffer(max_tokens, dtype=torch.int32)
         self.item_groups = item_groups
-        self.visible = self._buffer(max_tokens if item_groups else 0, dtype=torch.int32)
+        self.visible = self.buffer(max_tokens if item_groups else 0, dtype=torch.int32)
         self.has_visible = False
         self.cross = {
             index: CrossInputs(
                 group.block_size,
                 state.block_tables[index],
                 state.num_cross_rows,
-                self._buffer,
+                self.buffer,
                 max_tokens,
             )
             for index, group in enumerate(plan.groups)
             if isinstance(group.spec.retain, Encoder)
         }
         self.slots = [
-            self._buffer(0 if index in self.cross else max_tokens)
+            self.buffer(0 if index in self.cross else max_tokens)
             for index in range(len(plan.groups))
         ]
         self.tables = [
-            self._buffer(
+            self.buffer(
                 *(0 if index in self.cross else max_rows, table.shape[1]), dtype=torch.int32
             )
             for index, table in enumerate(state.block_tables)
         ]
-        self.logits_index, self.draft_token_ids = self._buffer(max_tokens), self._buffer(max_tokens)
+        self.logits_index, self.draft_token_ids = self.buffer(max_tokens), self.buffer(max_tokens)
         self.has_adapters = False
-        starts = [self._buffer(max_loras + 2, dtype=torch.int32) for _ in range(2)]
+        starts = [self.buffer(max_loras + 2, dtype=torch.int32) for _ in range(2)]
         self.adapters, self.head_adapters = (
-            AdapterGroups(self._buffer(max_tokens, dtype=torch.int32), s) for s in starts
+            AdapterGroups(self.buffer(max_tokens, dtype=torch.int32), s) for s in starts
         )
         self.known_places, self.known_rows, self.sampled_rows = (
-            self._buffer(max_rows) for _ in range(3)
+            self.buffer(max_rows) for _ in range(3)
         )
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.one_each = np.arange(max_rows + 1, dtype=np.int32)
         self.marks = [lambda: None, lambda: None]
 
-    def _buffer(self, *shape: int, dtype: torch.dtype = torch.int64) -> Buffer:
+    def buffer(self, *shape: int, dtype: torch.dtype = torch.int64) -> Buffer:
+        """Return a buffer that takes turns with the others."""
         self.buffers.append(Buffer(shape, dtype, self.device, self.copies))
         return self.buffers[-1]
 
@@ -239,11 +247,14 @@ class InputBuilder:
         rows = batch.rows
         counts = batch.num_scheduled_tokens
         drafts = batch.num_draft_tokens
-        verified = state.proposals.verified(batch) if drafts.any() else []
-        draft_token_ids = self._place_drafts(verified) if verified else None
-        # While a step is in flight, the engine's number is only an upper bound. The row state has
-        # the exact number.
-        starts = np.minimum(batch.num_computed_tokens, state.num_tokens[rows] - 1, dtype=np.int64)
+        draft_token_ids = None
+        starts = batch.num_computed_tokens.astype(np.int64)
+        if self.exact is None:
+            if drafts.any():
+                draft_token_ids = self._place_drafts(state.proposals.verified(batch))
+            # While a step is in flight, the engine's number is only an upper bound. The row state
+            # has the exact number.
+            np.minimum(starts, state.num_tokens[rows] - 1, out=starts)
         num_rows = len(rows)
         token_rows, token_ids = self.fill(rows, counts, starts, sees_ahead=sees_ahead)
         num_tokens = len(token_rows)
@@ -268,7 +279,10 @@ class InputBuilder:
             self.adapters.fill(token_slots)
             self.head_adapters.fill(token_slots if index_tensor is None else token_slots[places])
         inputs = self.send(num_rows, num_tokens, padded)
-        if self.copies is not None:
+        if self.exact is not None:
+            is_new = starts < state.num_tokens[rows]
+            inputs.exact, draft_token_ids = self.exact.apply(rows, counts, drafts, is_new)
+        elif self.copies is not None:
             self._fetch_sampled(token_ids, token_rows)
         inputs.starts = starts
         inputs.query_start_loc = loc
@@ -276,7 +290,8 @@ class InputBuilder:
         inputs.logits_index = index_tensor
         inputs.offsets = offsets
         inputs.draft_token_ids = draft_token_ids
-        inputs.draft_probs = state.proposals.probs_of(verified) if verified else None
+        if draft_token_ids is not None:
+            inputs.draft_probs = state.proposals.probs_of(rows, drafts)
         return inputs
 
     def fill(
@@ -453,7 +468,10 @@ class InputBuilder:
             sampled = self.last_tokens.index_select(0, self.known_rows.sent(count))
             self.input_ids.on_device.index_copy_(0, self.known_places.sent(count), sampled)
 
-    def keep_sampled(self, rows: np.ndarray, token_ids: Tensor) -> None:
-        """Keep the rows' next tokens [S] on the device. The host does not know them yet."""
+    def keep_sampled(self, rows: np.ndarray, token_ids: Tensor) -> Tensor:
+        """Keep the rows' next tokens [S] on the device. The host does not know them yet. Returns
+        the rows there."""
         self.sampled_rows.array[: len(rows)] = rows
-        self.last_tokens.index_copy_(0, self.sampled_rows.sent(len(rows)), token_ids)
+        index = self.sampled_rows.sent(len(rows))
+        self.last_tokens.index_copy_(0, index, token_ids)
+        return index

@@ -17,7 +17,7 @@ from pegboard.data.pooling_params import Pooling
 from pegboard.data.request import LoRARequest
 from pegboard.errors import ConfigError, RequestError, blame, did_you_mean
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan
-from pegboard.interfaces.draft import DraftSource
+from pegboard.interfaces.draft import DraftSource, DraftSpec
 from pegboard.interfaces.executor import (
     ENGINE_CALLS,
     SERVING_CALLS,
@@ -35,6 +35,7 @@ from pegboard.plugins.selection import Decision
 from pegboard.worker import memory
 from pegboard.worker.adapters import Adapters, read_files
 from pegboard.worker.draft_forwards import load_draft
+from pegboard.worker.drafting_ahead import why_not_ahead
 from pegboard.worker.endings import Masks
 from pegboard.worker.expert_balance import ExpertBalance
 from pegboard.worker.first_steps import checked
@@ -45,6 +46,7 @@ from pegboard.worker.model_runner import ModelRunner, RunnerParts
 from pegboard.worker.parts import (
     Ranks,
     WorkerSetup,
+    choose_draft,
     choose_sampler,
     make_connectors,
     make_pooler,
@@ -106,13 +108,14 @@ def part_of_group(group: KVGroup, specs: Mapping[int, KVCacheSpec]) -> KVGroup:
 class Worker:
     """The order of calls is load → allocate → warm_up → run … → stop. models: the target, and the
     draft model if there is one. extension_methods: the names that `worker_extension_cls` has added.
-    balance: moves experts between ranks; None = they stay."""
+    balance: moves experts between ranks; None = they stay. drafts_ahead: see `Limits`."""
 
     setup: WorkerSetup
     runner: ModelRunner | None = None
     replay: Replay | None = None
     extension_methods: frozenset[str] = frozenset()
     balance: ExpertBalance | None = None
+    drafts_ahead: bool = False
 
     def __init__(self, registry: Registry, plan: WorkerPlan, place: Place) -> None:
         self.registry = registry
@@ -167,6 +170,7 @@ class Worker:
                 setup = self.setup
                 self.balance = ExpertBalance(layers, setup.ranks.tensor, eplb, setup.device.name)
             specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
+            self.drafts_ahead = self._drafts_ahead(specs)
             if self.config.calculate_kv_scales:
                 plan, prompt = memory.random_prompt(specs, self.limits)
                 self._bind(plan, memory.allocate(plan, self.setup.platform.zeros))
@@ -180,7 +184,23 @@ class Worker:
                 self._kv_memory_bytes(specs),
                 sum(model.weight_bytes() for model in self.models),
                 ", ".join(model.attention.layout() for model in self.models),
+                self.drafts_ahead,
             )
+
+    def _drafts_ahead(self, specs: Mapping[int, KVCacheSpec]) -> bool:
+        """Return whether steps with drafts need not wait for each other (see `Limits`)."""
+        entry = choose_draft(self.setup)
+        if entry is None or self.plan.draft is None:
+            return False
+        copies = self.setup.platform.copies()
+        if copies is None:
+            return False  # the device computes in the host's memory
+        spec = self.registry.spec(entry)
+        assert isinstance(spec, DraftSpec), "the registry has checked it"
+        reason = why_not_ahead(self.models[0], specs, spec)
+        if reason:
+            log.info("each step with drafts waits for the one before: %s", reason)
+        return not reason
 
     def _kv_memory_bytes(self, specs: Mapping[int, KVCacheSpec]) -> int:
         """Return the bytes for the KV cache that the user or the platform has set. If none is set,
@@ -219,6 +239,7 @@ class Worker:
                 copies=setup.platform.copies(),
                 proposer=proposer_of(setup, sampler),
                 draft=self.models[1] if self.plan.draft is not None else None,
+                drafts_ahead=self.drafts_ahead,
                 pooler=make_pooler(setup, pooling),
                 traits=traits_of(pooling, setup.ranks),
                 next_stage=setup.ranks.after,

@@ -15,7 +15,7 @@ def _spec(method: str) -> DraftSpec:
         implementation="pegboard_draft_eagle.proposer:EagleProposer",
         source=f"pegboard_draft_eagle.source:{method}",
         suits=f"pegboard_draft_eagle.source:suits_{method}",
-        flags=frozenset({"stores"}),
+        flags=frozenset({"stores", "padded"}),
         supports={"max_drafts": AtMost(128), "architecture": True},
     )
 

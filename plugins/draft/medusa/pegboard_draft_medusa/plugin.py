@@ -11,6 +11,7 @@ MEDUSA = DraftSpec(
     implementation="pegboard_draft_medusa.proposer:MedusaProposer",
     source="pegboard_draft_medusa.source:source",
     supports={"max_drafts": AtMost(128), "architecture": frozenset({"MedusaModel"})},
+    flags=frozenset({"padded"}),
 )
 MEDUSA_MODEL = ModelSpec(
     api="1.0",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor
 
 from pegboard.interfaces.draft import DraftSetup
@@ -17,7 +16,7 @@ class MedusaProposer(HeadsProposer):
     def __init__(self, options: None, setup: DraftSetup) -> None:
         super().__init__(setup, self.compute)
 
-    def compute(self, hidden: Tensor, last_ids: np.ndarray, columns: DraftColumns) -> None:
+    def compute(self, hidden: Tensor, last_ids: Tensor, columns: DraftColumns) -> None:
         """See `pegboard_drafts.heads.Compute`."""
         logits = self.forwards.logits(hidden).unflatten(-1, (self._most_drafts, -1))
         for depth, size in enumerate(columns.sizes):

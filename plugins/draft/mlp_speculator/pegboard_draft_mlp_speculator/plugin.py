@@ -14,6 +14,7 @@ MLP_SPECULATOR = DraftSpec(
         "max_drafts": AtMost(128),
         "architecture": frozenset({"MLPSpeculatorPreTrainedModel"}),
     },
+    flags=frozenset({"padded"}),
 )
 MLP_SPECULATOR_MODEL = ModelSpec(
     api="1.0",

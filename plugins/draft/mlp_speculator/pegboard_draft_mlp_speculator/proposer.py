@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from pegboard.interfaces.draft import DraftSetup
@@ -18,11 +16,11 @@ class SpeculatorProposer(HeadsProposer):
     def __init__(self, options: None, setup: DraftSetup) -> None:
         super().__init__(setup, self.compute)
 
-    def compute(self, hidden: Tensor, last_ids: np.ndarray, columns: DraftColumns) -> None:
+    def compute(self, hidden: Tensor, last_ids: Tensor, columns: DraftColumns) -> None:
         """See `pegboard_drafts.heads.Compute`."""
         model = self.forwards.model
         state = model.begin(hidden)
-        token_ids = torch.from_numpy(last_ids).to(hidden.device)
+        token_ids = last_ids
         for stage, size in enumerate(columns.sizes):
             state = model.next(stage, state[:size], token_ids[:size])
             token_ids = columns.add(model.logits_of(stage, state))

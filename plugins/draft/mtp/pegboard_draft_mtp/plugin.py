@@ -13,7 +13,7 @@ def _spec(source: str, is_found: bool = False) -> DraftSpec:
         implementation="pegboard_draft_mtp.proposer:MTPProposer",
         source=f"pegboard_draft_mtp.source:{source}",
         suits="pegboard_draft_mtp.source:suits",
-        flags=frozenset({"stores"}),
+        flags=frozenset({"stores", "padded"}),
         supports={"max_drafts": AtMost(128), "architecture": is_found},
     )
 

@@ -34,12 +34,14 @@ NEG_INF = float("-inf")
 class Cuts:
     """Which tokens may be drawn, per row of logits [n, V]. A field is None if no row uses it.
     top_k: int64 [n], V = off. max_k: the largest top_k in use. top_p: float32 [n], 1 = off. min_p:
-    float32 [n], 0 = off."""
+    float32 [n], 0 = off. all_k, all_p: every row uses top_k, or top_p."""
 
     min_p: Tensor | None = None
     top_k: Tensor | None = None
     max_k: int = 0
     top_p: Tensor | None = None
+    all_k: bool = False
+    all_p: bool = False
 
     def __bool__(self) -> bool:
         return not (self.min_p is None and self.top_k is None and self.top_p is None)
@@ -117,12 +119,15 @@ def weigh(
         largest = largest_values(x, cuts.max_k)
         kth = largest.gather(-1, cuts.top_k.clamp(max=cuts.max_k).unsqueeze(-1) - 1)
         floor = torch.where(used.unsqueeze(-1), torch.maximum(floor, kth), floor)
-        largest = largest if bool(used.all()) else None
+        largest = largest if cuts.all_k else None
     if cuts.top_p is not None:
         if cuts.min_p is not None or cuts.top_k is not None:
             _cut(weights, x, floor)
         used = cuts.top_p < 1
-        if bool(used.all()):
+        if x.device.type != "cpu":  # nothing may wait for the device
+            nucleus = _sorted_nucleus(x, weights, peak, floor, cuts.top_p)
+            floor = torch.where(used.unsqueeze(-1), torch.maximum(floor, nucleus), floor)
+        elif cuts.all_p:
             floor = torch.maximum(floor, _nucleus(x, weights, peak, floor, cuts.top_p, largest))
         else:
             largest = None if largest is None else largest[used]
@@ -161,7 +166,7 @@ def _nucleus(
     )
     result = torch.empty_like(peak)
     todo = torch.arange(len(x), device=x.device)
-    widths = [k for k in (1024, 8192) if k < vocab_size] if x.device.type == "cpu" else []
+    widths = [k for k in (1024, 8192) if k < vocab_size]
     for k in [0, *widths, vocab_size] if largest is not None else [*widths, vocab_size]:
         order = (
             largest
@@ -178,6 +183,19 @@ def _nucleus(
         if not len(todo):
             break
     return result
+
+
+def _sorted_nucleus(
+    x: Tensor, weights: Tensor, peak: Tensor, floor: Tensor, top_p: Tensor
+) -> Tensor:
+    """Do the same as `_nucleus`, with all values sorted."""
+    wanted = top_p.double().unsqueeze(-1) * weights.sum(-1, keepdim=True, dtype=torch.float64)
+    order = x.sort(-1, descending=True).values
+    mass = (order - peak).exp_()
+    _cut(mass, order, floor)
+    cumulative = mass.cumsum(-1, dtype=torch.float64)
+    last = torch.searchsorted(cumulative, wanted).clamp_(max=order.shape[-1] - 1)
+    return order.gather(-1, last)
 
 
 def apply_token_mask(logits: Tensor, bits: Tensor) -> Tensor:

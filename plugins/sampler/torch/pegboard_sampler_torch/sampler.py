@@ -10,6 +10,7 @@ if all are −inf. The sampler never raises because of what a model or a mask pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -73,6 +74,8 @@ class TorchSampler:
         self.processors = ProcessorChain(setup.processors)
         self.seeded = SeededUniforms(setup.limits.max_num_seqs)
         self.generator = np.random.default_rng(setup.seed % 2**64)
+        self._open: Callable[[], None] | None = None
+        """Adds the tokens of the last step to the history, if that would have waited for them."""
         self.raw_logprobs = setup.logprobs_mode.startswith("raw")
         self.normalize = setup.logprobs_mode.endswith("logprobs")
         kernel = setup.kernels.get("sample_tokens")
@@ -89,6 +92,7 @@ class TorchSampler:
         num_prompt_tokens: int,
     ) -> None:
         """See `Sampler.add`. If the row is still in use, it is replaced."""
+        self._settle()
         self.remove(np.array([row]))
         prompt = token_ids[:num_prompt_tokens]
         outputs = token_ids[num_prompt_tokens:]
@@ -105,6 +109,7 @@ class TorchSampler:
 
     def remove(self, rows: np.ndarray) -> None:
         """See `Sampler.remove`."""
+        self._settle()
         for row in rows.tolist():
             self.rows.flags[row] = 0
             self.penalties.remove(row)
@@ -114,6 +119,7 @@ class TorchSampler:
     @torch.inference_mode()
     def sample(self, logits: Tensor, step: SampleStep) -> Sampled:
         """See `Sampler.sample`. Overwrites `logits`."""
+        self._settle()
         if self._is_plain_greedy(step, logits):
             best = (self.kernel or argmax)(
                 logits if logits.dtype is torch.float32 else logits.float()
@@ -336,6 +342,8 @@ class TorchSampler:
             top_k=self.upload(top_k) if present & Feature.TOP_K else None,
             max_k=int(np.max(top_k, where=top_k < size, initial=0)),
             top_p=self.rows.of(TOP_P, index) if present & Feature.TOP_P else None,
+            all_k=bool((top_k < size).all()),
+            all_p=bool((self.rows.flags[rows] & Feature.TOP_P).all()),
         )
 
     def _verify(
@@ -445,9 +453,36 @@ class TorchSampler:
                     )
         return result
 
+    def _settle(self) -> None:
+        """Finish the commit of the last step."""
+        if self._open is not None:
+            self._open()
+            self._open = None
+
     def _commit(self, token_ids: Tensor, counts: Tensor, layout: StepLayout) -> None:
         """Add the accepted tokens to the rows' history. They are copied to the host only for rows
-        that need their earlier tokens."""
+        that need their earlier tokens. How many drafts were accepted is known on a device with
+        separate memory first; the host then reads it before the next step."""
+        copies = self.setup.copies
+        if copies is None or not layout.has_drafts or self.processors.listening:
+            self._append(token_ids, counts, layout)
+        elif layout.present & NEEDS_HISTORY:
+            waits = [copies.download(each) for each in (token_ids, counts)]
+
+            def append() -> None:
+                on_host, counts_on_host = (wait() for wait in waits)
+                self._append(token_ids, counts_on_host, layout, on_host)
+
+            self._open = append
+
+    def _append(
+        self,
+        token_ids: Tensor,
+        counts: Tensor,
+        layout: StepLayout,
+        on_host: Tensor | None = None,
+    ) -> None:
+        """Add the accepted tokens. on_host: the host's copy of them, if there is one."""
         present = layout.present
         history = self.rows.num_outputs
         if not layout.has_drafts:
@@ -469,7 +504,7 @@ class TorchSampler:
                             layout.rows[which].tolist(), token_ids[layout.to_device(which), column]
                         )
         if present & Feature.EDITS:
-            self._commit_edits(token_ids, counts, layout)
+            self._commit_edits(token_ids if on_host is None else on_host, counts, layout)
         self.processors.extend(layout.rows, token_ids, counts)
 
     def _commit_edits(self, token_ids: Tensor, counts: Tensor, layout: StepLayout) -> None:

@@ -3,6 +3,7 @@ the step uses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -65,7 +66,7 @@ class StepLayout:
     @cached_property
     def drafts(self) -> Tensor:
         """int64 [B, most drafts] on the device, −1 after the end."""
-        return pad_drafts(self.flat_drafts, self.offsets_tensor)
+        return pad_drafts(self.flat_drafts, self.offsets, self.to_device)
 
     @cached_property
     def drafts_before(self) -> Tensor:
@@ -92,13 +93,19 @@ class StepLayout:
         ]
 
 
-def pad_drafts(draft_token_ids: Tensor, offsets: Tensor) -> Tensor:
+def pad_drafts(
+    draft_token_ids: Tensor, offsets: np.ndarray, to_device: Callable[[np.ndarray], Tensor]
+) -> Tensor:
     """Pad ragged drafts [N − B] to int64 [B, most drafts], with −1 after the end. Request i has the
     logits rows offsets[i] … offsets[i + 1] − 1 (offsets [B + 1]): one per draft, and a last one for
-    the token after all drafts."""
-    lengths = offsets.diff() - 1
-    column = torch.arange(int(lengths.max()) if len(lengths) else 0, device=offsets.device)
-    valid = column < lengths.unsqueeze(-1)
-    padded = torch.full(valid.shape, -1, dtype=torch.int64, device=offsets.device)
-    padded[valid] = draft_token_ids
-    return padded
+    the token after all drafts. to_device: copies an array without waiting."""
+    lengths = np.diff(offsets) - 1
+    most = int(lengths.max(initial=0))
+    if (lengths == most).all():
+        return draft_token_ids.view(len(lengths), most)
+    column = np.arange(most)
+    places = (offsets[:-1] - np.arange(len(lengths)))[:, None] + column
+    places[column >= lengths[:, None]] = -1
+    index = to_device(places)
+    padded = draft_token_ids[index.clamp(min=0)]
+    return padded.masked_fill_(index < 0, -1)

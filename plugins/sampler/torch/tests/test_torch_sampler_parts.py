@@ -323,7 +323,9 @@ def test_accepting_drafts_is_lossless() -> None:
     )
     offsets = torch.arange(n + 1) * 3
     token_ids, counts = accept_equal(
-        tokens, pad_drafts(torch.tensor([2, 1]).repeat(n), offsets), offsets
+        tokens,
+        pad_drafts(torch.tensor([2, 1]).repeat(n), offsets.numpy(), torch.from_numpy),
+        offsets,
     )
     first = token_ids[:, 0].numpy()
     second = token_ids[counts >= 2][:, :2].numpy()
@@ -343,7 +345,7 @@ def test_drafts_are_accepted_while_they_equal_the_drawn_tokens(
     drawn = rng.integers(0, 3, offsets[-1])
     drafts = [rng.integers(0, 3, n) for n in lengths]
     flat = torch.tensor(np.concatenate(drafts))
-    padded = pad_drafts(flat, torch.tensor(offsets))
+    padded = pad_drafts(flat, np.array(offsets), torch.from_numpy)
     token_ids, counts = accept_equal(torch.tensor(drawn), padded, torch.tensor(offsets))
     on_host = accept_on_host(torch.tensor(drawn), flat, offsets)
     assert token_ids.equal(on_host[0]) and counts.equal(on_host[1])
