@@ -13,17 +13,34 @@ from unittest import mock
 from pegboard_executor_local.in_process import InProcessExecutor, Step
 
 from pegboard import LLM
-from pegboard.data.batch import Batch
+from pegboard.data.batch import Batch, StepOutput
 from pegboard.interfaces.executor import ExecutorSpec
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_gpu import FakeGPU
 from pegboard_testing.fake_triton import triton_on_fake_gpu
 
 
+class ReadStep(Step):
+    """A step that knows whether its result was requested."""
+
+    was_read = False
+
+    def result(self) -> StepOutput:
+        self.was_read = True
+        return super().result()
+
+
 class StepsAtOnce(InProcessExecutor):
-    """Starts a step when it is submitted, in the engine's thread, because the fake device belongs to
-    this thread. A step that needs masks, and the steps after it, start when their results are
+    """Starts a step when it is submitted, in the engine's thread, because the fake device belongs
+    to this thread. A step that needs masks, and the steps after it, start when their results are
     requested."""
+
+    def new_step(self, batch: Batch) -> Step:
+        return ReadStep(self, batch)
+
+    def is_idle(self) -> bool:
+        """Return whether the results of all steps were requested."""
+        return self.last is None or (isinstance(self.last, ReadStep) and self.last.was_read)
 
     def submit(self, batch: Batch) -> Step:
         before = self.last

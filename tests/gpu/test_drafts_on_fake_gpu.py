@@ -1,5 +1,5 @@
-"""Drafts on a fake GPU: steps with drafts are scheduled ahead, nothing waits for the device, and the
-tokens are those of plain decoding on the CPU."""
+"""Drafts on a fake GPU: steps with drafts are scheduled ahead, nothing waits for the device, and
+the tokens are those of the CPU."""
 
 from __future__ import annotations
 
@@ -8,37 +8,109 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "parity")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
-from fake_gpu_engine import engine_on_fake_gpu
-from tiny_drafts import METHODS, NUM_DRAFTS, Drafted
+import tiny_drafts
+from fake_gpu_engine import StepsAtOnce, engine_on_fake_gpu
+from tiny_drafts import METHODS, Drafted
 
 from pegboard import LLM, SamplingParams
+from pegboard.data.batch import Batch
+from pegboard.data.sampling_params import StructuredOutputsParams
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted_triton"),
     pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # where sigmoid is 0
 ]
 
-PROMPTS = [[20, 21, 22, 23, 24], [40], [60, 61, 3]]
+PROMPTS = [[40, 41, 42, 43, 44], [50, 51], [60, 61, 9]]
+GREEDY = SamplingParams(temperature=0, max_tokens=13)
+DRAWN = SamplingParams(temperature=0.7, top_k=40, top_p=0.9, max_tokens=6, ignore_eos=True)
+SEEDED = SamplingParams(
+    temperature=1.5, seed=3, repetition_penalty=1.1, presence_penalty=0.2, max_tokens=7
+)
+EDITED = SamplingParams(
+    temperature=0, bad_words=["."], logit_bias={70: 3.0}, min_tokens=4, max_tokens=6
+)
 
 
-@pytest.fixture(params=METHODS)
-def drafted(request: pytest.FixtureRequest, tmp_path: Path) -> Drafted:
-    return METHODS[request.param](tmp_path)
+def drafted(method: str, folder: Path, monkeypatch: pytest.MonkeyPatch, noise: float) -> Drafted:
+    torch.manual_seed(1)
+    monkeypatch.setattr(tiny_drafts, "NOISE", noise)
+    return METHODS[method](folder)
 
 
-def generate(llm: LLM, params: Any) -> list[list[int]]:
+def generate(llm: LLM, params: SamplingParams) -> list[list[int]]:
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def test_tokens(drafted: Drafted) -> None:
-    greedy = SamplingParams(temperature=0, max_tokens=12)
-    expected = generate(LLM(str(drafted.directory), dtype="float32"), greedy)
-    with engine_on_fake_gpu(drafted.directory, speculative_config=drafted.config) as (llm, gpu):
-        reads = gpu.host_reads
-        blocking = gpu.blocking_uploads
-        assert generate(llm, greedy) == expected
-        assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking)
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, bool]]:
+    """The steps that are submitted, and whether the one before has been read."""
+    steps: list[tuple[Batch, bool]] = []
+    submit = StepsAtOnce.submit
+
+    def watched(self: StepsAtOnce, batch: Batch) -> Any:
+        steps.append((batch, self.is_idle()))
+        return submit(self, batch)
+
+    monkeypatch.setattr(StepsAtOnce, "submit", watched)
+    return steps
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_right_drafts_are_verified_without_waiting(
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    submitted: list[tuple[Batch, bool]],
+) -> None:
+    here = drafted(method, tmp_path, monkeypatch, noise=0.05)
+    expected = generate(LLM(str(here.directory), dtype="float32"), GREEDY)
+    settings = {"speculative_config": here.config, "max_in_flight": 2}
+    with engine_on_fake_gpu(here.directory, **settings) as (llm, gpu):
+        waits = (gpu.host_reads, gpu.blocking_uploads)
+        assert generate(llm, GREEDY) == expected
+        assert (gpu.host_reads, gpu.blocking_uploads) == waits, "no step waits for the device"
+        verifying = [is_alone for batch, is_alone in submitted if batch.num_draft_tokens.any()]
+        assert verifying.count(False) >= 2, "steps with drafts are scheduled ahead"
+        assert len(submitted) <= 7, "nearly all drafts are right"
+
+
+@pytest.mark.parametrize(
+    ("method", "params"), [("draft_model", GREEDY), ("eagle", SEEDED)], ids=["greedy", "seeded"]
+)
+def test_drafts_that_are_often_wrong(
+    method: str, params: SamplingParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of prompts, drawn tokens, and requests that need what was sampled before."""
+    here = drafted(method, tmp_path, monkeypatch, noise=0.15)
+    on_cpu = LLM(str(here.directory), dtype="float32")
+    settings = {
+        "speculative_config": here.config,
+        "max_in_flight": 2,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 6,
+    }
+    with engine_on_fake_gpu(here.directory, **settings) as (llm, gpu):
+        waits = (gpu.host_reads, gpu.blocking_uploads)
+        assert generate(llm, params) == generate(on_cpu, params)
+        assert [len(tokens) for tokens in generate(llm, DRAWN)] == [6, 6, 6]
+        assert (gpu.host_reads, gpu.blocking_uploads) == waits, "no step waits for the device"
+        assert generate(llm, EDITED) == generate(on_cpu, EDITED)
+
+
+def test_structured_output_waits_for_its_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submitted: list[tuple[Batch, bool]]
+) -> None:
+    here = drafted("eagle", tmp_path, monkeypatch, noise=0.05)
+    digits = StructuredOutputsParams(regex="[a-z]{5}[0-9]+")
+    params = SamplingParams(temperature=0, max_tokens=10, structured_outputs=digits)
+    expected = generate(LLM(str(here.directory), dtype="float32"), params)
+    with engine_on_fake_gpu(here.directory, speculative_config=here.config) as (llm, _):
+        assert generate(llm, params) == expected
+    assert any(batch.num_draft_tokens.any() for batch, _ in submitted)

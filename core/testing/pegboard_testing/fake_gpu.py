@@ -7,9 +7,10 @@ as a real GPU.
     assert gpu.host_reads == 0
 
 Its tensors are `DeviceTensor`s. Mixing them with the host's fails. Reading one on the host counts
-as a wait for the device; in a capture it is refused. A recording is a list of operators with the
-addresses they were captured with. Replaying one overwrites the results of all others, as if they
-shared memory. Writing host memory before its copy to the device is done is an error.
+as a wait for the device, and so does an index that is a mask; in a capture both are refused. A
+recording is a list of operators with the addresses they were captured with. Replaying one
+overwrites the results of all others, as if they shared memory. Writing host memory before its copy
+to the device is done is an error.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class FakeGPU(TorchFunctionMode):
         if on_device and name in HOST_READS:
             self._read(name)
             return function(*_to_host(args), **kwargs)
+        if _is_sized_by_device(name, args):
+            self._read(name)
         if (
             name == "to"
             and not on_device
@@ -153,6 +156,18 @@ class FakeGPU(TorchFunctionMode):
 
 def _is_device(value: Any) -> bool:
     return isinstance(value, str | torch.device) and str(value) == DEVICE
+
+
+def _is_sized_by_device(name: str, args: Any) -> bool:
+    """Return whether the host must know how many places of a mask are set."""
+    if name == "masked_select":
+        return True
+    if name not in ("__getitem__", "__setitem__"):
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    has_mask = any(isinstance(i, DeviceTensor) and i.dtype is torch.bool for i in index)
+    is_filled = name == "__setitem__" and (not isinstance(args[2], Tensor) or not args[2].dim())
+    return has_mask and not is_filled
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

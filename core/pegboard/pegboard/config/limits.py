@@ -38,9 +38,9 @@ class Limits:
     same time; 0 = LoRA off. max_cpu_loras: number of adapters that are kept in memory, at least
     max_loras. kv_metrics_share: fraction of the KV blocks whose residency is measured; 0 = none.
     num_stages: pipeline stages. If there are several, each request is in one step in flight at a
-    time, unless it computes its prompt. in_lockstep: this engine takes every step together with others.
-    max_num_encoder_input_tokens: how many rows of images, audio and video a step may encode; 0 =
-    the model has only text. encoder_cache_size: how many of them the workers keep.
+    time, unless it computes its prompt. in_lockstep: this engine takes every step together with
+    others. max_num_encoder_input_tokens: how many rows of images, audio and video a step may
+    encode; 0 = the model has only text. encoder_cache_size: how many of them the workers keep.
     disable_chunked_mm_input: no step computes only a part of such an item. whole: what no step
     computes only the first part of, because its tokens attend to those after them.
 
