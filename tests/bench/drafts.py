@@ -3,11 +3,15 @@ ratios of medians.
 
     python tests/bench/drafts.py [--method ngram] [--tokens 8] [--option NAME=VALUE …] [--rounds 5]
     python tests/bench/drafts.py --config '{"method": "eagle3", …}' [--config …] [--kind free]
+    python tests/bench/drafts.py --batch 1 --peer-llama PYTHON
 
 Engines with the default model take turns in one process: one without drafts, one with, or one for
 each speculative_config. All answer the tasks of draft_prompts.toml: tasks whose answers repeat
 their prompt, and tasks whose answers are free text. The answers must be the same. Ends with the
 share of a step that proposing takes when 32 requests decode.
+
+With --peer-llama, llama.cpp answers the same prompts in the same rounds, with as many tokens, with
+its lookup decoding and without, one request at a time.
 """
 
 from __future__ import annotations
@@ -20,9 +24,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from lookup import Lookup
 from step_shares import Timer
 
 from pegboard import LLM, SamplingParams
+from pegboard.config.schema import EngineConfig, Settings
+from pegboard.plan.engine_plan import resolve
 
 Task = dict[str, str]
 TASKS: dict[str, list[Task]] = tomllib.loads(
@@ -41,6 +48,13 @@ def answer_length(tokenizer: Any, task: Task) -> int:
     return len(tokenizer.encode(text)) - len(tokenizer.encode(task["answer"]))
 
 
+def prompt_ids(tokenizer: Any, task: Task) -> list[int]:
+    """Return the tokens of the prompt, with the beginning of the answer."""
+    messages = [{"role": "user", "content": task["task"]}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer.encode(prompt + task["answer"]))
+
+
 class Answers:
     """The answers of one engine to a list of tasks, and the seconds that decoding took."""
 
@@ -55,15 +69,11 @@ class Answers:
         engine = llm.llm_engine
         tokenizer = llm.get_tokenizer()
         for number, task in enumerate(tasks):
-            messages = [{"role": "user", "content": task["task"]}]
-            prompt = (
-                tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-                + task["answer"]
-            )
+            prompt = prompt_ids(tokenizer, task)
             params = SamplingParams(
                 max_tokens=answer_length(tokenizer, task), temperature=0, stop="```"
             )
-            engine.add_request(str(number), {"prompt_token_ids": tokenizer.encode(prompt)}, params)
+            engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
         done: dict[str, list[int]] = {}
         started: set[str] = set()
         begin = 0.0
@@ -100,6 +110,7 @@ class Side:
         self.before = counters(self.llm)
         self.ratios: list[float] = []
         self.rates: list[float] = []
+        self.plain_rates: list[float] = []
 
     def add(self, plain: Answers, tasks: list[Task], batch: int) -> None:
         """Answer the tasks, which an engine without drafts has answered just before."""
@@ -107,6 +118,7 @@ class Side:
         num_tokens = sum(map(len, answers.token_ids))
         self.ratios.append(plain.decode_s / answers.decode_s)
         self.rates.append(num_tokens / answers.decode_s)
+        self.plain_rates.append(sum(map(len, plain.token_ids)) / plain.decode_s)
         self.differing = sum(
             a != b for a, b in zip(plain.token_ids, answers.token_ids, strict=True)
         )
@@ -119,6 +131,7 @@ class Side:
         return (
             f"{kind}, batch {batch}, {json.dumps(self.config)}: "
             f"{statistics.median(self.rates):.0f} tokens/s with drafts, "
+            f"{statistics.median(self.plain_rates):.0f} without, "
             f"{statistics.median(self.ratios):.2f} × plain ({min(self.ratios):.2f} to "
             f"{max(self.ratios):.2f}); {self.differing} answers differ, "
             f"{verified / len(self.ratios):.0f} draft tokens a round, "
@@ -126,14 +139,24 @@ class Side:
         )
 
 
-def compare(plain: LLM, sides: list[Side], tasks: list[Task], batch: int, rounds: int) -> None:
+def compare(
+    plain: LLM,
+    sides: list[Side],
+    tasks: list[Task],
+    batch: int,
+    rounds: int,
+    peer: Lookup | None = None,
+) -> None:
     """Let all engines answer in turns, the one without drafts first in each round."""
-    for side in sides:
+    prompts = [prompt_ids(plain.get_tokenizer(), task) for task in tasks]
+    for side in (*sides, *([peer] if peer else [])):
         side.begin()
     for _ in range(rounds):
         answers = Answers(plain, tasks, batch)
         for side in sides:
             side.add(answers, tasks, batch)
+        if peer:
+            peer.add(prompts, answers.token_ids)
 
 
 def propose_share(llm: LLM, rows: int = 32) -> float:
@@ -171,11 +194,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kind", choices=[*TASKS], action="append")
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--tasks", type=int, help="most tasks of a kind")
+    parser.add_argument("--peer-llama", metavar="PYTHON", help="with llama-cpp-python")
     return parser.parse_args()
 
 
 def main() -> None:
     given = arguments()
+    peer = None
+    if given.peer_llama:
+        model = resolve(Settings(engine=EngineConfig()))[0].checkpoint.path
+        peer = Lookup(given.peer_llama, model)
     common: dict[str, Any] = {
         "max_model_len": 1024,
         "max_num_seqs": 32,
@@ -189,9 +217,14 @@ def main() -> None:
     sides = [Side(LLM(**common, speculative_config=config), config) for config in configs]
     for kind in given.kind or TASKS:
         for batch in given.batch or BATCHES:
-            compare(plain, sides, TASKS[kind][: given.tasks], batch, given.rounds)
+            beside = peer if batch == 1 else None
+            compare(plain, sides, TASKS[kind][: given.tasks], batch, given.rounds, beside)
             for side in sides:
                 print(side.report(kind, batch), flush=True)
+            if beside:
+                print(beside.report(kind), flush=True)
+    if peer:
+        peer.side.stop()
     for side in sides:
         print(f"proposing, batch 32: {propose_share(side.llm):.2%} of a step")
 
