@@ -17,10 +17,7 @@ MAX_NGRAM_SIZE = 4
 
 class Lookup:
     """llama.cpp in a process of its own. It answers in turns with Pegboard, one request at a
-    time. python: an interpreter with llama-cpp-python.
-
-    Start it before an engine: engines set OMP_WAIT_POLICY=PASSIVE, with which llama.cpp takes three
-    times as long."""
+    time. python: an interpreter with llama-cpp-python."""
 
     def __init__(self, python: str, model: Path) -> None:
         self.side = Side("llama.cpp-lookup", python, "side_lookup.py", [str(model)])

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import SamplerSetup
-from pegboard.worker.model_runner import ModelRunner, RunnerParts
+from pegboard.worker.model_runner import ModelRunner
+from pegboard.worker.runner_parts import RunnerParts
 from pegboard_testing.bound_model import BoundModel
 from pegboard_testing.fake_engine import FakeEngine
 

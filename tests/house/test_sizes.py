@@ -27,18 +27,18 @@ CEILINGS = {
     "cli": 345,
     "config": 710,
     "data": 785,
-    "engine": 2115,
+    "engine": 2135,
     "engine/boundary": 695,
     "engine/grammar": 470,
     "engine/kv": 775,
     "engine/metrics": 275,
     "front": 1835,
-    "interfaces": 1385,
+    "interfaces": 1405,
     "layers": 1150,
     "ops": 395,
     "plan": 910,
     "plugins": 1170,
-    "worker": 2770,
+    "worker": 3060,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

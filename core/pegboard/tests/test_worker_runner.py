@@ -21,7 +21,8 @@ from pegboard.interfaces.sampler import Sampled, SampleStep
 from pegboard.worker import drafting, model_runner
 from pegboard.worker.drafting import SampleAndDraft
 from pegboard.worker.memory import allocate
-from pegboard.worker.model_runner import ModelRunner, RunnerParts
+from pegboard.worker.model_runner import ModelRunner
+from pegboard.worker.runner_parts import RunnerParts
 from pegboard_testing.bound_model import BoundModel
 from pegboard_testing.fake_limits import fake_limits
 

@@ -17,16 +17,33 @@ from pegboard.interfaces.attention import Encoder, KVCacheSpec
 from pegboard.interfaces.draft import DraftSpec, PaddedProposer, PaddedStep
 from pegboard.interfaces.platform import Copies
 from pegboard.interfaces.sampler import Sampled, Sampler
+from pegboard.log import get_logger
 from pegboard.worker.endings import SampleOnHost, Step
 from pegboard.worker.exact_rows import ExactRows
 from pegboard.worker.loaded_model import LoadedModel
+from pegboard.worker.parts import choose_draft
 from pegboard.worker.stages import Stages
 from pegboard.worker.step_inputs import InputBuilder
 
+log = get_logger(__name__)
 
-def why_not_ahead(target: LoadedModel, specs: Mapping[int, KVCacheSpec], spec: DraftSpec) -> str:
-    """Return why steps with drafts wait for the tokens before them; "" = they need not. specs: what
+
+def runs_ahead(target: LoadedModel, specs: Mapping[int, KVCacheSpec]) -> bool:
+    """Return whether steps with drafts need not wait for the one before (see `Limits`). specs: what
     all layers store."""
+    setup = target.setup
+    entry = choose_draft(setup)
+    if entry is None or setup.platform.copies() is None:
+        return False  # the device computes in the host's memory
+    spec = setup.registry.spec(entry)
+    assert isinstance(spec, DraftSpec), "the registry has checked it"
+    reason = _why_not(target, specs, spec)
+    if reason:
+        log.info("each step with drafts waits for the one before: %s", reason)
+    return not reason
+
+
+def _why_not(target: LoadedModel, specs: Mapping[int, KVCacheSpec], spec: DraftSpec) -> str:
     declared = target.build.declared
     stage = target.build.stage
     if target.setup.config.spec_disable_padded_drafter_batch:
@@ -53,13 +70,13 @@ class SampleAhead(SampleOnHost):
         sampler: Sampler,
         stages: Stages,
         inputs: InputBuilder,
+        exact: ExactRows,
         copies: Copies,
         proposer: PaddedProposer,
         limits: Limits,
     ) -> None:
         super().__init__(sampler, stages, inputs, copies)
-        assert isinstance(inputs.exact, ExactRows), "the caller has set it"
-        self.exact = inputs.exact
+        self.exact = exact
         self.downloads = copies
         self.proposer = proposer
         self.limits = limits
@@ -102,7 +119,7 @@ class SampleAhead(SampleOnHost):
                 np.cumsum(counts, out=offsets[1:])
                 is_valid = np.arange(tokens.shape[1]) < counts[:, None]
                 output.token_ids = CSR(tokens[is_valid].astype(np.int32), offsets)
-                output.draft_token_ids = CSR.of(proposed[0]) if proposed else None
+                output.draft_token_ids = CSR.of([*proposed[0]]) if proposed else None
             return output
 
         return finish

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from pegboard.data.batch import Batch
 from pegboard.worker.buffers import Buffer
-
-if TYPE_CHECKING:
-    from pegboard.worker.step_inputs import InputBuilder
+from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 
 class Mover:
@@ -76,6 +73,7 @@ class ExactRows:
 
     def __init__(self, builder: InputBuilder, num_rows: int, max_drafts: int) -> None:
         self._builder = builder
+        builder.is_ahead = True
         self._mover = Mover(builder)
         self._known = builder.buffer(num_rows)
         self._places, self._sources = (builder.buffer(builder.max_tokens) for _ in range(2))
@@ -85,32 +83,32 @@ class ExactRows:
         self.ends = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.drafts = torch.zeros(num_rows, max_drafts, dtype=torch.int64, device=device)
 
-    def apply(
-        self, rows: np.ndarray, counts: np.ndarray, num_drafts: np.ndarray, is_new: np.ndarray
-    ) -> tuple[Tensor, Tensor | None]:
-        """Move the step of rows [B] to where they are, and put in the tokens that only the device
-        knows. is_new: [B], the host knows the tokens. Returns the first positions [B], and the
-        drafts of the step in row order."""
+    def apply(self, batch: Batch, inputs: StepInputs) -> None:
+        """Move a step to where its rows are, and put in the tokens that only the device knows."""
         builder = self._builder
+        state = builder.state
+        rows = batch.rows
         num_rows = len(rows)
+        is_new = inputs.starts < state.num_tokens[rows]  # the host knows the tokens
         self._known.array[:num_rows] = np.where(is_new, -1, rows)
         known = self._known.sent(num_rows)
         ends = self.ends.index_select(0, known.clamp(min=0))
-        exact = torch.where(known < 0, self._mover.starts(num_rows), ends)
-        self._mover.move(counts, exact)
+        inputs.exact = torch.where(known < 0, self._mover.starts(num_rows), ends)
+        self._mover.move(batch.num_scheduled_tokens, inputs.exact)
         loc = builder.query_start_loc.array
         old = np.flatnonzero(~is_new)
         if len(old):
             self._put(self._row_places, loc[old], self._rows, rows[old], builder.last_tokens)
-        drafts = None
+        num_drafts = batch.num_draft_tokens
         if num_drafts.any():
             has = np.flatnonzero(num_drafts)
             wanted = num_drafts[has].astype(np.int64)
             depths = np.arange(wanted.sum()) - np.repeat(np.cumsum(wanted) - wanted, wanted)
             places = depths + np.repeat(loc[1:][has] - wanted, wanted)
             sources = depths + np.repeat(rows[has] * np.int64(self.max_drafts), wanted)
-            drafts = self._put(self._places, places, self._sources, sources, self.drafts.flatten())
-        return exact, drafts
+            every = self.drafts.flatten()
+            inputs.draft_token_ids = self._put(self._places, places, self._sources, sources, every)
+            inputs.draft_probs = state.proposals.probs_of(rows, num_drafts)
 
     def _put(
         self,

@@ -10,7 +10,8 @@ import torch
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.layers.engine_rows import EngineRows
 from pegboard.worker.endings import Masks
-from pegboard.worker.model_runner import ModelRunner, RunnerParts
+from pegboard.worker.model_runner import ModelRunner
+from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 AT_START = (False, False, 0)

@@ -22,6 +22,7 @@ from pegboard.data.batch import Batch, BlockDelta, NewRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
+from pegboard.interfaces.platform import MemoryNumbers
 
 
 def check_room(what: str, needed_bytes: int, there_bytes: int, advice: str) -> None:
@@ -159,6 +160,16 @@ def _step(
         copy_blocks=np.zeros((0, 3), np.int32),
         first_token_ids=np.zeros_like(numbers),
     )
+
+
+def by_name(numbers: MemoryNumbers) -> dict[str, int]:
+    """Return the numbers, in bytes, as they are sent to the engine."""
+    return {
+        "free": numbers.free_bytes,
+        "total": numbers.total_bytes,
+        "used": numbers.used_bytes,
+        "peak": numbers.peak_bytes,
+    }
 
 
 def copy_blocks(

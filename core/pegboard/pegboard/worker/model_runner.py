@@ -4,15 +4,11 @@ per-row state."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pegboard.config.limits import Limits
 from pegboard.data.batch import (
     CSR,
     Batch,
@@ -22,59 +18,17 @@ from pegboard.data.batch import (
     TransferReport,
 )
 from pegboard.errors import expect
-from pegboard.interfaces.attention import KVPlan
-from pegboard.interfaces.collective import Collective
-from pegboard.interfaces.draft import DraftProposer, Forwards, PaddedProposer
-from pegboard.interfaces.kv_connector import KVConnectorWorker
-from pegboard.interfaces.platform import Copies, Trait
-from pegboard.interfaces.pooler import Pooler
-from pegboard.interfaces.sampler import Sampler
-from pegboard.worker.borders import Sender
-from pegboard.worker.draft_forwards import DraftForwards
-from pegboard.worker.drafting import SampleAndDraft, SampleAndFollow
-from pegboard.worker.drafting_ahead import SampleAhead
 from pegboard.worker.endings import (
-    Ending,
     Masks,
-    Pool,
-    SampleOnDevice,
-    SampleOnHost,
-    Send,
     Step,
 )
 from pegboard.worker.exact_rows import ExactRows
 from pegboard.worker.given_rows import GivenRows
 from pegboard.worker.kept_states import KeptStates
-from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
-from pegboard.worker.shared_rows import SharedRows
-from pegboard.worker.stages import TRAITS
+from pegboard.worker.runner_parts import RunnerParts, make_ending
 from pegboard.worker.step_inputs import InputBuilder, RowState
-
-
-@dataclass(slots=True)
-class RunnerParts:
-    """What a runner computes with. All parts are built and bound. proposer: builds the draft plugin
-    from the forwards of its model. draft: that model. drafts_ahead: see `Limits`. pooler: set for
-    pooling models; nothing is sampled. traits: the stages to record. next_stage: where the rows go;
-    None = this pipeline stage is the last one. shared_rows: of an encoder connector."""
-
-    loaded: LoadedModel
-    plan: KVPlan
-    views: Mapping[int, Mapping[str, Tensor]]
-    sampler: Sampler
-    device: str
-    limits: Limits
-    copies: Copies | None = None
-    proposer: Callable[[Forwards | None], DraftProposer] | None = None
-    draft: LoadedModel | None = None
-    drafts_ahead: bool = False
-    connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
-    pooler: Pooler | None = None
-    traits: tuple[Trait, ...] = TRAITS
-    next_stage: Collective | None = None
-    shared_rows: SharedRows | None = None
 
 
 class ModelRunner:
@@ -103,8 +57,11 @@ class ModelRunner:
             axes=declared.axes,
             item_groups=parts.loaded.item_groups(parts.plan),
         )
-        if parts.drafts_ahead:
-            self.inputs.exact = ExactRows(self.inputs, limits.max_num_seqs, limits.max_drafts)
+        self.exact = (
+            ExactRows(self.inputs, limits.max_num_seqs, limits.max_drafts)
+            if parts.drafts_ahead
+            else None
+        )
         self.stages = parts.loaded.connect(self.inputs, parts.traits)
         tensor = parts.loaded.setup.ranks.tensor
         self.given = GivenRows(parts.device, parts.loaded.model, tensor, parts.shared_rows)
@@ -112,27 +69,8 @@ class ModelRunner:
             parts.sampler, parts.loaded.model.logits, self.state, self.inputs.head_adapters
         )
         self.kept = KeptStates(parts.plan, parts.views, self.state, parts.device)
-        self.ending = self._ending()
-
-    def _ending(self) -> Ending:
-        parts = self.parts
-        if parts.next_stage is not None:
-            return Send(Sender(parts.next_stage))
-        if parts.pooler is not None:
-            return Pool(parts.pooler, self.stages)
-        usual = (parts.sampler, self.stages, self.inputs, parts.copies)
-        if parts.proposer is not None and parts.draft is None:
-            return SampleAndDraft(*usual, parts.proposer(None), parts.limits, bool(self.kept))
-        if parts.proposer is not None and parts.draft is not None:
-            forwards = DraftForwards(
-                parts.draft, parts.plan, self.state, parts.limits, parts.copies
-            )
-            if parts.drafts_ahead and parts.copies is not None:
-                proposer = cast(PaddedProposer, parts.proposer(forwards))
-                ahead = (parts.sampler, self.stages, self.inputs, parts.copies)
-                return SampleAhead(*ahead, proposer, parts.limits)
-            return SampleAndFollow(*usual, parts.proposer(forwards), parts.limits, bool(self.kept))
-        return (SampleOnHost if parts.copies is None else SampleOnDevice)(*usual)
+        recomputes = bool(self.kept)
+        self.ending = make_ending(parts, self.stages, self.inputs, self.exact, recomputes)
 
     @torch.inference_mode()
     def embedding_size(self) -> int:
@@ -172,6 +110,8 @@ class ModelRunner:
             recording = None  # recordings attend causally
         padded = recording.size if recording is not None and self.stages.pads else 0
         inputs = self.inputs.build(batch, padded, sees_ahead=sees_ahead)
+        if self.exact is not None:
+            self.exact.apply(batch, inputs)
         if self.kept:
             self.kept.begin(batch)
         prepared = time.perf_counter()

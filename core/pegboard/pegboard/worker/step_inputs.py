@@ -17,7 +17,6 @@ from pegboard.worker.adapter_groups import AdapterGroups
 from pegboard.worker.buffers import Buffer
 from pegboard.worker.context import Context
 from pegboard.worker.cross_inputs import CrossInputs
-from pegboard.worker.exact_rows import ExactRows
 from pegboard.worker.proposals import Proposals
 from pegboard.worker.visible_keys import VisibleKeys
 
@@ -147,11 +146,11 @@ class InputBuilder:
     the step uses an adapter. Then `adapters` groups the tokens, and `head_adapters` the rows of the
     output head. part_lens [B], num_keys [T]: `seq_lens` and `num_keys` of groups whose tokens are
     shared out. item_groups: indices of the groups whose layers see items. visible: [T], their
-    `num_keys`. has_visible: the step has such a token. exact: the rows' newest tokens and drafts,
-    if the host does not wait for them.
+    `num_keys`. has_visible: the step has such a token. is_ahead: the host does not know how many
+    drafts were right (see `ExactRows`).
     """
 
-    exact: ExactRows | None = None
+    is_ahead = False
 
     def __init__(
         self,
@@ -249,7 +248,7 @@ class InputBuilder:
         drafts = batch.num_draft_tokens
         draft_token_ids = None
         starts = batch.num_computed_tokens.astype(np.int64)
-        if self.exact is None:
+        if not self.is_ahead:
             if drafts.any():
                 draft_token_ids = self._place_drafts(state.proposals.verified(batch))
             # While a step is in flight, the engine's number is only an upper bound. The row state
@@ -279,10 +278,7 @@ class InputBuilder:
             self.adapters.fill(token_slots)
             self.head_adapters.fill(token_slots if index_tensor is None else token_slots[places])
         inputs = self.send(num_rows, num_tokens, padded)
-        if self.exact is not None:
-            is_new = starts < state.num_tokens[rows]
-            inputs.exact, draft_token_ids = self.exact.apply(rows, counts, drafts, is_new)
-        elif self.copies is not None:
+        if self.copies is not None:
             self._fetch_sampled(token_ids, token_rows)
         inputs.starts = starts
         inputs.query_start_loc = loc

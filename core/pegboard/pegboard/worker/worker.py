@@ -17,7 +17,7 @@ from pegboard.data.pooling_params import Pooling
 from pegboard.data.request import LoRARequest
 from pegboard.errors import ConfigError, RequestError, blame, did_you_mean
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan
-from pegboard.interfaces.draft import DraftSource, DraftSpec
+from pegboard.interfaces.draft import DraftSource
 from pegboard.interfaces.executor import (
     ENGINE_CALLS,
     SERVING_CALLS,
@@ -35,18 +35,17 @@ from pegboard.plugins.selection import Decision
 from pegboard.worker import memory
 from pegboard.worker.adapters import Adapters, read_files
 from pegboard.worker.draft_forwards import load_draft
-from pegboard.worker.drafting_ahead import why_not_ahead
+from pegboard.worker.drafting_ahead import runs_ahead
 from pegboard.worker.endings import Masks
 from pegboard.worker.expert_balance import ExpertBalance
 from pegboard.worker.first_steps import checked
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.lockstep import make_runner
 from pegboard.worker.model_loader import check_memory
-from pegboard.worker.model_runner import ModelRunner, RunnerParts
+from pegboard.worker.model_runner import ModelRunner
 from pegboard.worker.parts import (
     Ranks,
     WorkerSetup,
-    choose_draft,
     choose_sampler,
     make_connectors,
     make_pooler,
@@ -54,6 +53,7 @@ from pegboard.worker.parts import (
     proposer_of,
     take_device,
 )
+from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.shared_rows import make_shared_rows
 from pegboard.worker.stages import TRAITS
 from pegboard.worker.weight_memory import WeightMemory
@@ -115,7 +115,6 @@ class Worker:
     replay: Replay | None = None
     extension_methods: frozenset[str] = frozenset()
     balance: ExpertBalance | None = None
-    drafts_ahead: bool = False
 
     def __init__(self, registry: Registry, plan: WorkerPlan, place: Place) -> None:
         self.registry = registry
@@ -167,10 +166,11 @@ class Worker:
                 model.load()
             if (eplb := eplb_config(self.config)) is not None:
                 layers = [layer for model in self.models for layer in model.layers]
-                setup = self.setup
-                self.balance = ExpertBalance(layers, setup.ranks.tensor, eplb, setup.device.name)
+                self.balance = ExpertBalance(
+                    layers, self.setup.ranks.tensor, eplb, self.setup.device.name
+                )
             specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
-            self.drafts_ahead = self._drafts_ahead(specs)
+            self.drafts_ahead = runs_ahead(self.models[0], specs)
             if self.config.calculate_kv_scales:
                 plan, prompt = memory.random_prompt(specs, self.limits)
                 self._bind(plan, memory.allocate(plan, self.setup.platform.zeros))
@@ -186,21 +186,6 @@ class Worker:
                 ", ".join(model.attention.layout() for model in self.models),
                 self.drafts_ahead,
             )
-
-    def _drafts_ahead(self, specs: Mapping[int, KVCacheSpec]) -> bool:
-        """Return whether steps with drafts need not wait for each other (see `Limits`)."""
-        entry = choose_draft(self.setup)
-        if entry is None or self.plan.draft is None:
-            return False
-        copies = self.setup.platform.copies()
-        if copies is None:
-            return False  # the device computes in the host's memory
-        spec = self.registry.spec(entry)
-        assert isinstance(spec, DraftSpec), "the registry has checked it"
-        reason = why_not_ahead(self.models[0], specs, spec)
-        if reason:
-            log.info("each step with drafts waits for the one before: %s", reason)
-        return not reason
 
     def _kv_memory_bytes(self, specs: Mapping[int, KVCacheSpec]) -> int:
         """Return the bytes for the KV cache that the user or the platform has set. If none is set,
@@ -224,7 +209,6 @@ class Worker:
         """Bind all models to this memory of the KV cache, and make the runner. parts: more parts of
         it."""
         setup = self.setup
-        pooling = self.plan.pooling
         sampler = make_sampler(setup, self._vocabulary)
         for model in self.models:
             model.bind(plan, views)
@@ -240,8 +224,8 @@ class Worker:
                 proposer=proposer_of(setup, sampler),
                 draft=self.models[1] if self.plan.draft is not None else None,
                 drafts_ahead=self.drafts_ahead,
-                pooler=make_pooler(setup, pooling),
-                traits=traits_of(pooling, setup.ranks),
+                pooler=make_pooler(setup, self.plan.pooling),
+                traits=traits_of(self.plan.pooling, setup.ranks),
                 next_stage=setup.ranks.after,
                 **parts,
             )
@@ -433,13 +417,7 @@ class Worker:
 
     def memory(self) -> dict[str, int]:
         """Return the platform's numbers, in bytes."""
-        numbers = self.setup.platform.memory()
-        return {
-            "free": numbers.free_bytes,
-            "total": numbers.total_bytes,
-            "used": numbers.used_bytes,
-            "peak": numbers.peak_bytes,
-        }
+        return memory.by_name(self.setup.platform.memory())
 
     def stop(self) -> None:
         """Close the connectors and forget everything, for good. What the models and the KV cache
