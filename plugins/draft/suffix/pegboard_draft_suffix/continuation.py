@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from pegboard_draft_suffix.text import END, Text
 
@@ -33,12 +32,13 @@ def continuation(
     maximum number of tokens per token that agrees. least: see `_follow`. Source: SuffixDecoding
     (Oliaro et al. 2024, arXiv 2411.04975), with a few latest occurrences instead of a tree of all.
     """
-    by_length: dict[int, list[int]] = {}
-    if not most:
-        return Continuation()
-    for position in islice(text.occurrences(tail), MOST_OCCURRENCES):
-        by_length.setdefault(text.agreement(position, tail), []).append(position - text.first)
     best = Continuation()
+    found = text.occurrences(tail, MOST_OCCURRENCES) if most else []
+    if not found:
+        return best
+    by_length: dict[int, list[int]] = {}
+    for position in found:
+        by_length.setdefault(text.agreement(position, tail), []).append(position - text.first)
     indexes = list[int]()
     for length in sorted(by_length, reverse=True):
         indexes += by_length[length]

@@ -20,6 +20,8 @@ WORK_TOKENS = 4096
 """How many tokens one call adds to the index, about two milliseconds. A step never waits for a long
 answer."""
 
+NONE = np.zeros(0, np.int32)
+
 
 class Answers:
     """The last answers of finished requests, one after another in one text. most: how many are
@@ -93,6 +95,7 @@ class SuffixProposer:
         """See `DraftProposer.propose`."""
         proposals = []
         self._answers.work()
+        answers = self._answers.text
         for row, history, most in zip(
             step.rows.tolist(), step.history, self._lengths.wanted(step), strict=True
         ):
@@ -100,10 +103,11 @@ class SuffixProposer:
             text.append(history[text.end :].tolist())
             tail = text.tokens[-self._depth :]
             best = self._continuation(text, tail, most)
-            shared = self._continuation(self._answers.text, tail, most)
-            proposals.append(
-                np.array((shared if shared.score > best.score else best).token_ids, np.int32)
-            )
+            if answers.tokens:
+                shared = self._continuation(answers, tail, most)
+                best = shared if shared.score > best.score else best
+            ids = best.token_ids
+            proposals.append(np.array(ids, np.int32) if ids else NONE)
         return Drafts(self._lengths.cut(step, proposals))
 
     def _continuation(self, text: Text, tail: array[int], most: int) -> Continuation:

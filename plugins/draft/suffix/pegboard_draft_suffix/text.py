@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 ANCHOR = 2
 """Every run of this many tokens is indexed. A match is at least this long."""
@@ -87,16 +87,21 @@ class Text:
     def _shard(self, run: int) -> dict[int, int]:
         return self._latest[(run ^ run >> BITS) % SHARDS]
 
-    def occurrences(self, tail: Sequence[int]) -> Iterator[int]:
-        """Yield the positions after each occurrence of the last `ANCHOR` tokens of tail, the latest
-        first."""
+    def occurrences(self, tail: Sequence[int], most: int) -> list[int]:
+        """Return the positions after the latest occurrences of the last `ANCHOR` tokens of tail,
+        the latest first."""
+        found: list[int] = []
+        if len(tail) < ANCHOR:
+            return found
         run = 0
         for token in tail[-ANCHOR:]:
             run = run << BITS | token
-        position = self._shard(run).get(run, -1) if len(tail) >= ANCHOR else -1
-        while position >= self.floor:
-            yield position
+        position = self._latest[(run ^ run >> BITS) % SHARDS].get(run, -1)
+        floor = self.floor
+        while position >= floor and len(found) < most:
+            found.append(position)
             position = self._previous[position - self.first]
+        return found
 
     def agreement(self, position: int, tail: Sequence[int]) -> int:
         """Return how many tokens before a position equal the last ones of tail."""
