@@ -5,6 +5,7 @@ class TestMyProposer(DraftContract):
         return MyProposer(options, setup)
 
 The proposals are checked on rows that come, grow and go, and in a whole engine with a fake model.
+Proposers with a model pass `contract_draft_model.DraftModelContract` instead.
 """
 
 from __future__ import annotations
