@@ -14,13 +14,18 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from pegboard_draft_eagle.proposer import EagleProposer
 from pegboard_sampler_torch.sampler import TorchSampler
 from torch import Tensor
 
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.interfaces.attention import KVCacheSpec, KVPlan
+from pegboard.interfaces.draft import DraftSetup, Forwards
 from pegboard.interfaces.sampler import SamplerSetup
 from pegboard.worker.model_runner import ModelRunner
 from pegboard.worker.runner_parts import RunnerParts
@@ -28,17 +33,22 @@ from pegboard_testing.bound_model import BoundModel
 from pegboard_testing.fake_engine import FakeEngine
 
 VOCAB = 32
+NUM_DRAFTS = 3
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 0.8, "top_p": 0.9, "top_k": 20},
     "seeded with penalties": {"temperature": 0.8, "seed": 5, "presence_penalty": 0.5},
+    f"greedy, {NUM_DRAFTS} drafts of a head": {"temperature": 0, "drafts": NUM_DRAFTS},
 }
 
 
 class NoModel:
     """Computes nothing."""
 
-    def embed(self, ids: Tensor) -> Tensor:
+    def start(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def embed(self, ids: Tensor, *given: Tensor) -> Tensor:
         return torch.zeros(len(ids), 1)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
@@ -46,6 +56,32 @@ class NoModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return torch.zeros(len(hidden), VOCAB)
+
+
+class NoHead(BoundModel):
+    """A head of EAGLE that computes nothing."""
+
+    def __init__(self, plan: KVPlan, most_tokens: int) -> None:
+        super().__init__(NoModel())
+        self.specs = {layer: group.spec for group in plan.groups for layer in group.layers}
+        self.build.dtype = "float32"
+        self.build.declared.given = 1
+        self.setup.device = SimpleNamespace(name="cpu")
+        self.given = torch.zeros(most_tokens, 1)
+
+    def kv_specs(self) -> dict[int, KVCacheSpec]:
+        return self.specs
+
+
+class DeviceSampler(TorchSampler):
+    """Verifies drafts as on a device."""
+
+    def __init__(self, options: None, setup: SamplerSetup) -> None:
+        super().__init__(options, setup)
+        self.is_host = False
+
+    def draw_drafts(self, logits: Tensor, rows: np.ndarray) -> tuple[Tensor, None]:
+        return torch.zeros(len(rows), dtype=torch.int64), None
 
 
 class NoCopies:
@@ -89,18 +125,22 @@ class NoRecording:
         return tuple(output[:num_rows] for output in self.outputs)
 
 
-def host_step(rows: int, steps: int, **params: Any) -> dict[str, float]:
+def host_step(rows: int, steps: int, drafts: int = 0, **params: Any) -> dict[str, float]:
     """Decode `rows` requests for this number of steps. Returns the median and the 90th percentile
     of the host's time per step, in ms, and the median of its part in the worker."""
     fake = FakeEngine(
         max_num_seqs=rows,
-        max_model_len=steps + 32,
+        max_model_len=steps + 64,
         max_num_batched_tokens=16 * rows,
         block_size=16,
         vocab_size=VOCAB,
-        num_blocks=rows * (steps // 16 + 4),
+        num_blocks=rows * (steps // 16 + 6),
+        max_drafts=drafts,
+        stored_drafts=drafts,
+        drafts_ahead=drafts > 0,
+        max_in_flight=2 if drafts else 1,
     )
-    chosen = torch.full((rows,), 7)
+    chosen = torch.full((rows * (1 + drafts),), 7)
     setup = SamplerSetup(
         fake.limits,
         "cpu",
@@ -108,15 +148,24 @@ def host_step(rows: int, steps: int, **params: Any) -> dict[str, float]:
         kernels={"sample_tokens": lambda logits, *cuts: chosen[: len(logits)]},
         copies=NoCopies(),
     )
+    sampler = (DeviceSampler if drafts else TorchSampler)(None, setup)
+
+    def proposer(forwards: Forwards | None) -> EagleProposer:
+        draw = getattr(sampler, "draw_drafts", None)
+        return EagleProposer(None, DraftSetup(fake.limits, False, forwards=forwards, draw=draw))
+
     runner = ModelRunner(
         RunnerParts(
             BoundModel(NoModel()),
             fake.plan,
             {},
-            TorchSampler(None, setup),
+            sampler,
             "cpu",
             fake.limits,
             copies=NoCopies(),
+            proposer=proposer if drafts else None,
+            draft=NoHead(fake.plan, 32 * rows) if drafts else None,
+            drafts_ahead=drafts > 0,
         )
     )
     runner.parts.loaded.record(NoReplay())
@@ -133,9 +182,10 @@ def host_step(rows: int, steps: int, **params: Any) -> dict[str, float]:
         fake.add(
             str(index),
             [3, 4, index % VOCAB, 5],
-            SamplingParams(max_tokens=steps + 8, ignore_eos=True, **params),
+            SamplingParams(max_tokens=steps + 40, ignore_eos=True, **params),
         )
-    fake.engine.step()
+    for _ in range(3):
+        fake.engine.step()
     times = []
     inside.clear()
     for _ in range(steps):
