@@ -438,6 +438,8 @@ def test_a_request_with_a_grammar_waits_for_its_drafts() -> None:
     )
     grammar = StructuredOutputsParams(grammar="3:0,1,2:4")
     engine.add("a", range(5), greedy(12, structured_outputs=grammar))
+    while not engine.step():
+        pass  # until the grammar is compiled, in a thread
     engine.add("b", range(7), greedy(30))
     engine.run()
     together = [batch for batch in engine.executor.batches if batch.needs_masks]
