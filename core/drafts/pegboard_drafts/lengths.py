@@ -7,8 +7,9 @@ the tokens per second of plain decoding, which is the number of rows over the ti
 (see `costs`). A draft model also takes time for each depth, which all rows share.
 
 A row that verifies nothing still gets one proposal, which is compared with the next token. So its
-estimate rises as soon as the text repeats itself, and until then its steps are plain decoding. A
-draft model does so only now and then, because its proposals take time.
+estimate rises as soon as the text repeats itself, and until then its steps are plain decoding. If
+there are many such rows, they take turns. A draft model does so only now and then, because its
+proposals take time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ USUAL_WEIGHT = 0.01
 """The weight of a row's estimate in the estimate for new requests."""
 LOWEST_RATE = 0.01
 HIGHEST_RATE = 0.995
+PROBE_ROWS = 8
+"""At most about so many rows that verify nothing get a proposal in a step."""
 PROBE_STEPS = 16
 MOST_PROBE_STEPS = 128
 """A draft model whose drafts are not worth their time proposes after so many steps, and each time
@@ -55,6 +58,7 @@ class DraftLengths:
         self._depth_s = 0.0
         self._probe_steps = PROBE_STEPS
         self._num_skipped = 0
+        self._num_steps = 0
         self._num_measured = -1
         self._rates = [FIRST_RATE] * limits.max_num_seqs
         self._usual = FIRST_RATE
@@ -75,8 +79,14 @@ class DraftLengths:
         worth = log(self._worth(len(most)))
         rows = step.rows.tolist()
         counts = [
-            min(limit, max(1, int(worth / log(self._rates[row]))))
+            min(limit, int(worth / log(self._rates[row])))
             for row, limit in zip(rows, most, strict=True)
+        ]
+        self._num_steps += 1
+        turns = 1 if self._has_model else max(1, counts.count(0) // PROBE_ROWS)
+        counts = [
+            count or min(limit, int((row + self._num_steps) % turns == 0))
+            for row, count, limit in zip(rows, counts, most, strict=True)
         ]
         return self._worth_their_depth(rows, counts) if self._has_model else counts
 

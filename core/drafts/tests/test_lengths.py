@@ -93,6 +93,17 @@ def test_a_new_request_begins_with_what_is_usual() -> None:
     assert made.wanted(first(1))[0] > 3
 
 
+def test_rows_that_verify_none_take_turns() -> None:
+    """In a large batch, proposals that are only compared with the next token would take time."""
+    made = lengths()
+    play(made, [0.0] * 32, 100)
+    steps = [made.wanted(first(32)) for _ in range(4)]
+    assert [sum(counts) for counts in steps] == [8] * 4
+    assert np.sum(steps, axis=0).tolist() == [1] * 32
+    play(made, [0.0] * 8, 100)
+    assert made.wanted(first(8)) == [1] * 8
+
+
 def test_a_fixed_length() -> None:
     assert play(lengths(is_adaptive=False), [0.0, 0.0], 10) == [10 * MAX_DRAFTS] * 2
 

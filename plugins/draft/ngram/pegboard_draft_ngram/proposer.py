@@ -38,8 +38,11 @@ class NGramProposer:
         for row, history, most in zip(
             step.rows.tolist(), step.history, self._lengths.wanted(step), strict=True
         ):
+            if not most:
+                proposals.append(NONE)
+                continue
             index = self._indexes[row]
             index.append(history, index.num_tokens)
-            start = index.find(history) if most else None
+            start = index.find(history)
             proposals.append(NONE if start is None else history[start : start + most].copy())
         return Drafts(self._lengths.cut(step, proposals))
