@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -87,7 +87,9 @@ class DraftModelContract:
         return self.proposer(setup), forwards
 
     @given(data=st.data(), can_wait=st.booleans())
-    @settings(max_examples=60, deadline=None)
+    @settings(
+        max_examples=60, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
+    )
     def test_proposals_are_those_for_the_whole_text(
         self, data: st.DataObject, can_wait: bool
     ) -> None:
@@ -120,8 +122,8 @@ class DraftModelContract:
         proposer.add(0, np.array(text, np.int32))
         part = _Part(0, 0, 0, len(text) - 1, text[:-1], [text[-1]])
         (ids,) = proposer.propose(_plain_step([part], {0: _Row(text)})).token_ids
-        found: list[int] = ids.tolist()
-        return found
+        drafts: list[int] = ids.tolist()
+        return drafts
 
     def _come_and_go(
         self, data: st.DataObject, rows: dict[int, _Row], texts: dict[int, list[int]], pairs: Any

@@ -33,11 +33,11 @@ def continuation(
     (Oliaro et al. 2024, arXiv 2411.04975), with a few latest occurrences instead of a tree of all.
     """
     best = Continuation()
-    found = text.occurrences(tail, MOST_OCCURRENCES) if most else []
-    if not found:
+    occurrences = text.occurrences(tail, MOST_OCCURRENCES) if most else []
+    if not occurrences:
         return best
     by_length: dict[int, list[int]] = {}
-    for position in found:
+    for position in occurrences:
         by_length.setdefault(text.agreement(position, tail), []).append(position - text.first)
     indexes = list[int]()
     for length in sorted(by_length, reverse=True):

@@ -90,18 +90,18 @@ class Text:
     def occurrences(self, tail: Sequence[int], most: int) -> list[int]:
         """Return the positions after the latest occurrences of the last `ANCHOR` tokens of tail,
         the latest first."""
-        found: list[int] = []
+        positions: list[int] = []
         if len(tail) < ANCHOR:
-            return found
+            return positions
         run = 0
         for token in tail[-ANCHOR:]:
             run = run << BITS | token
         position = self._latest[(run ^ run >> BITS) % SHARDS].get(run, -1)
         floor = self.floor
-        while position >= floor and len(found) < most:
-            found.append(position)
+        while position >= floor and len(positions) < most:
+            positions.append(position)
             position = self._previous[position - self.first]
-        return found
+        return positions
 
     def agreement(self, position: int, tail: Sequence[int]) -> int:
         """Return how many tokens before a position equal the last ones of tail."""
