@@ -240,6 +240,7 @@ def test_other_forms(words, engine, options):
         (["-sc", '{"model": "m", "x": 3}'], "'x' is an option of a plugin; name it with 'method'"),
         (["-sc", '{"num_speculative_tokens": 3}'], "needs 'method'"),
         (["-sc", '{"model": "m", "parallel_drafting": true}'], "only false"),
+        (["-sc", '{"model": "m", "speculative_token_tree": "[(0,), (1,)]"}'], "only null"),
         (
             ["--kv-transfer-config", '{"kv_connector": "C", "kv_port": 3}'],
             "'kv_port' does not exist",
