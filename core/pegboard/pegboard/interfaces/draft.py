@@ -210,9 +210,9 @@ class PaddedStep:
 
 
 class PaddedProposer(DraftProposer, Protocol):
-    """A proposer with a model that also proposes without knowing on
-    the host which tokens were sampled. On a device with separate memory, the next step can then be
-    scheduled before this one is done."""
+    """A proposer with a model that also proposes without knowing on the host which tokens were
+    sampled. On a device with separate memory, the next step can then be scheduled before this one
+    is done."""
 
     def propose_padded(self, step: PaddedStep) -> "tuple[Tensor, Tensor | None]":
         """Return drafts [S, n] on the device, with n ≤ depths, and the probabilities [S, n, V] with
