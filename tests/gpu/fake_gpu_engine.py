@@ -60,14 +60,14 @@ STEPS_AT_ONCE = ExecutorSpec(api="1.0", implementation="fake_gpu_engine:StepsAtO
 def engine_on_fake_gpu(model: Path, **settings: Any) -> Iterator[tuple[LLM, FakeGPU]]:
     """An engine in whose steps nothing waits for the device, as far as the caller checks
     `FakeGPU.host_reads`."""
-    discover = Registry.discover.__func__  # type: ignore[attr-defined]
+    discover = Registry.discover
     instead = {
         ("platform", "cuda"): "pegboard_testing.fake_gpu:FAKE_GPU",
         ("executor", "uni"): "fake_gpu_engine:STEPS_AT_ONCE",
     }
 
-    def with_fakes(cls: type[Registry], *args: Any) -> Registry:
-        found = discover(cls, *args)
+    def with_fakes(*args: Any) -> Registry:
+        found = discover(*args)
         entries = tuple(
             replace(entry, value=instead[entry.kind, entry.name])
             if (entry.kind, entry.name) in instead
@@ -77,7 +77,7 @@ def engine_on_fake_gpu(model: Path, **settings: Any) -> Iterator[tuple[LLM, Fake
         return Registry(replace(found.scan, entries=entries), found.config)
 
     with (
-        mock.patch.object(Registry, "discover", classmethod(with_fakes)),
+        mock.patch.object(Registry, "discover", with_fakes),
         FakeGPU() as gpu,
         triton_on_fake_gpu(),
     ):

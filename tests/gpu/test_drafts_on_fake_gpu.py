@@ -50,6 +50,20 @@ def generate(llm: LLM, params: SamplingParams) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def logprobs(llm: LLM) -> list[dict[tuple[int, int], float]]:
+    """Return (place, token) → logprob for each prompt."""
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=2)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params, use_tqdm=False)
+    return [
+        {
+            (place, token): entry.logprob
+            for place, entries in enumerate(output.outputs[0].logprobs)
+            for token, entry in entries.items()
+        }
+        for output in outputs
+    ]
+
+
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, bool]]:
     """The steps that are submitted, and whether the one before has been read."""
@@ -104,6 +118,8 @@ def test_drafts_that_are_often_wrong(
         assert [len(tokens) for tokens in generate(llm, DRAWN)] == [4, 4]
         assert (gpu.host_reads, gpu.blocking_uploads) == waits, "no step waits for the device"
         assert generate(llm, EDITED) == generate(on_cpu, EDITED)
+        for ours, theirs in zip(logprobs(llm), logprobs(on_cpu), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-3)
 
 
 def test_structured_output_waits_for_its_drafts(

@@ -118,7 +118,7 @@ class FollowStates:
     target there, and the token after it (EAGLE: Li et al. 2024, "EAGLE: speculative sampling
     requires rethinking feature uncertainty").
 
-    While there are no drafts, the tokens of several steps wait, because the draft model computes
+    When nothing is proposed, the tokens of several steps wait, because the draft model computes
     them in less time together."""
 
     def __init__(self, setup: DraftSetup) -> None:
@@ -220,7 +220,7 @@ def _positions(computed: ComputedTokens) -> np.ndarray:
 class FollowTokens:
     """The draft model is a model like the target, and reads only tokens (Leviathan, Kalman, Matias
     2023, "Fast inference from transformers via speculative decoding"). It keeps the keys and values
-    of drafts that were right. While there are no drafts, the tokens of several steps wait."""
+    of drafts that were right. When nothing is proposed, the tokens of several steps wait."""
 
     def __init__(self, setup: DraftSetup) -> None:
         assert setup.forwards is not None, "the plugin's spec has a source"

@@ -52,3 +52,20 @@ def test_each_draft_has_its_probabilities(counts: list[int], smaller: bool) -> N
     expected = torch.zeros(sum(counts), VOCAB)
     expected[range(sum(counts)), flat] = torch.from_numpy(depths * (owners % 2)).float()
     assert torch.equal(drafts.probs, expected)
+
+
+@given(num_rows=st.integers(1, 8), depths=st.integers(1, 4))
+def test_padded_drafts_are_the_same(num_rows: int, depths: int) -> None:
+    setup = DraftSetup(LIMITS, is_adaptive=False, draw=draw)
+    rows = np.arange(num_rows)[::-1].copy()
+    counts = [depths] * num_rows
+    columns = DraftColumns(Drawing(setup), rows, np.array(counts))
+    for depth in range(depths):
+        columns.add(torch.full((num_rows, VOCAB), depth + 1.0))
+    ids, probs = columns.padded()
+    step = draft_step(rows.tolist(), [[0]] * num_rows, counts)
+    drafts = columns.drafts(step, DraftLengths(setup))
+    assert ids.tolist() == [each.tolist() for each in drafts.token_ids]
+    assert (probs is None) == (drafts.probs is None)
+    if probs is not None and drafts.probs is not None:
+        assert torch.equal(probs.flatten(0, 1), drafts.probs)

@@ -18,12 +18,12 @@ from pegboard.interfaces.draft import DraftSpec, PaddedProposer, PaddedStep
 from pegboard.interfaces.platform import Copies
 from pegboard.interfaces.sampler import Sampled, Sampler
 from pegboard.log import get_logger
-from pegboard.worker.endings import SampleOnHost, Step
+from pegboard.worker.endings import SampleOnHost, Step, accepted
 from pegboard.worker.exact_rows import ExactRows
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.parts import choose_draft
 from pegboard.worker.stages import Stages
-from pegboard.worker.step_inputs import InputBuilder
+from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 log = get_logger(__name__)
 
@@ -82,7 +82,7 @@ class SampleAhead(SampleOnHost):
         self.limits = limits
         rows = limits.max_num_seqs
         self._firsts = inputs.buffer(rows)
-        self._places, self._index = (inputs.buffer(inputs.max_tokens) for _ in range(2))
+        self._index = inputs.buffer(inputs.max_tokens)
         self._none = torch.zeros(0, dtype=torch.int64, device=inputs.device)
 
     def add(self, new: NewRequest) -> None:
@@ -103,7 +103,7 @@ class SampleAhead(SampleOnHost):
         if len(inputs.sample_rows):
             sampled = self.sample(step, self.logits(step))
             waits += [self.downloads.download(each) for each in (sampled.token_ids, sampled.counts)]
-            self._keep(padded, inputs.sample_rows, inputs.offsets, sampled)
+            self._keep(padded, inputs, sampled)
         started = time.perf_counter()
         # the embedding and the head that a draft model shares are those of the base model
         self.inputs.has_adapters = False
@@ -115,10 +115,7 @@ class SampleAhead(SampleOnHost):
         def finish() -> StepOutput:
             if waits:
                 tokens, counts, *proposed = (wait().numpy() for wait in waits)
-                offsets = np.zeros(len(counts) + 1, np.int32)
-                np.cumsum(counts, out=offsets[1:])
-                is_valid = np.arange(tokens.shape[1]) < counts[:, None]
-                output.token_ids = CSR(tokens[is_valid].astype(np.int32), offsets)
+                output.token_ids = CSR(*accepted(tokens, counts))
                 output.draft_token_ids = CSR.of([*proposed[0]]) if proposed else None
             return output
 
@@ -146,21 +143,20 @@ class SampleAhead(SampleOnHost):
             ends=none,
         )
 
-    def _keep(
-        self, padded: PaddedStep, rows: np.ndarray, offsets: np.ndarray, sampled: Sampled
-    ) -> None:
-        """Note what was sampled for rows [S], for the proposer and the next step. offsets: [S + 1],
-        the logits rows of each."""
+    def _keep(self, padded: PaddedStep, inputs: StepInputs, sampled: Sampled) -> None:
+        """Note what was sampled, for the proposer and the next step."""
         builder = self.inputs
+        rows = inputs.sample_rows
+        offsets = inputs.offsets
         num_rows = len(rows)
         count = int(offsets[-1])
         width = sampled.token_ids.shape[1]
         owners = np.repeat(np.arange(num_rows), np.diff(offsets))
         self._firsts.array[:num_rows] = offsets[:-1]
         self._index.array[:count] = np.arange(count) - offsets[owners] + owners * np.int64(width)
-        ends = np.cumsum(padded.counts)[padded.samples]
-        self._places.array[:count] = np.arange(count) + (ends - offsets[1:])[owners]
-        places = self._places.sent(count)
+        places = inputs.logits_index
+        if places is None:  # all tokens in order
+            places = torch.arange(count, device=builder.device)
         right = sampled.counts - 1
         padded.places = places
         padded.token_ids = (

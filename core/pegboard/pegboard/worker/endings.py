@@ -89,6 +89,14 @@ class Send(Ending):
         return lambda: step.output
 
 
+def accepted(tokens: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first counts [S] of tokens [S, m] one after another, and the offsets [S + 1] of
+    the rows."""
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return tokens[np.arange(tokens.shape[1]) < counts[:, None]].astype(np.int32), offsets
+
+
 class SampleOnHost(Ending):
     """The host waits for the tokens, because drafts depend on them, or because it computes them.
     copies: None = the host computes them."""
@@ -126,9 +134,7 @@ class SampleOnHost(Ending):
             flat = tokens[:, 0].astype(np.int32)
             offsets = inputs.offsets
         else:
-            offsets = np.zeros(len(counts) + 1, np.int32)
-            np.cumsum(counts, out=offsets[1:])
-            flat = tokens[np.arange(tokens.shape[1]) < counts[:, None]].astype(np.int32)
+            flat, offsets = accepted(tokens, counts)
         if broken is not None and broken.any():  # one of the logits rows of a row
             is_bad = np.logical_or.reduceat(broken.numpy(), inputs.offsets[:-1])
             flat[np.repeat(is_bad, counts)] = BAD_LOGITS
