@@ -52,7 +52,9 @@ def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) ->
         "engine": Timer(engine, "step"),
         "schedule": Timer(engine._scheduler, "schedule"),
         "logits": Timer(runner.stages, "logits"),
-        "forward": Timer(runner.stages, "decode" if runner.stages.recordings else "forward"),
+        "forward": Timer(
+            runner.stages, "decode" if runner.stages.recordings.by_trait else "forward"
+        ),
         "run": Timer(runner, "run"),
         "sample": Timer(runner.ending, "end"),
     }

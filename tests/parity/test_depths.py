@@ -109,7 +109,10 @@ def test_taps(
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
         stages = llm.llm_engine.engine._parts.executor.worker.running.stages
         if name.startswith(("llama", "dense")) and not enforce_eager:
-            assert stages.find("decode", 2) is not None and stages.find("forward", 9) is not None
+            assert (
+                stages.recordings.find("decode", 2) is not None
+                and stages.recordings.find("forward", 9) is not None
+            )
     for row, (output, expected) in enumerate(zip(outputs, plain, strict=True)):
         assert output.outputs[0].token_ids == expected.outputs[0].token_ids
         tokens = [*(output.prompt_token_ids or ()), *output.outputs[0].token_ids]

@@ -147,4 +147,4 @@ def test_the_draft_model_may_run_eagerly(
         llm = open_llm(target.directory, block_size=16, speculative_config=spec)
         compare(run(llm, MIXED), plain)
         draft = worker_of(llm).models[1]
-        assert (draft.stages.find("decode", 1) is None) == is_eager
+        assert (draft.stages.recordings.find("decode", 1) is None) == is_eager

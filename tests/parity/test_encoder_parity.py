@@ -182,7 +182,8 @@ def test_scores_of_pairs(
         worker = llm.llm_engine.engine._parts.executor.worker
         declared = worker.models[0].build.declared.inputs
         assert declared == (["token_types"] if model.config.type_vocab_size > 1 else [])
-        assert worker.replay is None or worker.running.stages.find("forward", 80) is not None
+        recordings = worker.running.stages.recordings
+        assert worker.replay is None or recordings.find("forward", 80) is not None
         for limit in (None, 9, -1):
             params = PoolingParams(truncate_prompt_tokens=limit)
             own = [pair for pair in pairs if limit is not None or len(pair[0].split()) < 40]

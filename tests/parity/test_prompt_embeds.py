@@ -145,7 +145,7 @@ def test_spans_run_in_recorded_steps(write: Any, open_llm: Any) -> None:
     eager = []
     with open_llm(reference.directory, enable_prompt_embeds=True, block_size=16) as llm:
         worker = llm.llm_engine.engine._parts.executor.worker
-        assert worker.running.stages.find("forward", 16) is not None
+        assert worker.running.stages.recordings.find("forward", 16) is not None
         model = worker.models[0].model
         plain = model.forward
         model.forward = lambda *given: eager.append(given) or plain(*given)

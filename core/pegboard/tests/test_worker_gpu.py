@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -22,7 +23,9 @@ from pegboard.interfaces.executor import Place
 from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.sampler import Sampled
 from pegboard.layers import Build
+from pegboard.worker.endings import Step
 from pegboard.worker.first_steps import Checked
+from pegboard.worker.recordings import Recorded
 from pegboard.worker.worker import Worker, WorkerPlan
 from pegboard_testing.contract_platform import PlatformContract
 from pegboard_testing.fake_build import FakeWeight
@@ -199,14 +202,90 @@ def test_one_recording_for_each_size_and_trait(gpu: FakeGPU, tmp_path: Path) -> 
     worker = ready(tmp_path)
     stages = worker.running.stages
     assert {
-        key: [recording.size for recording in made] for key, made in stages.recordings.items()
+        key: [recorded.num_tokens for recorded in made]
+        for key, made in stages.recordings.by_trait.items()
     } == {
         ("forward", False): [],
         ("decode", False): [1, 2, 4],
         ("logits", False): [1, 2, 4],
     }
-    assert stages.find("decode", 3) is stages.find("decode", 4) is not stages.find("decode", 2)
-    assert stages.find("decode", 5) is None and gpu.captures == 6
+    assert (
+        stages.recordings.find("decode", 3)
+        is stages.recordings.find("decode", 4)
+        is not stages.recordings.find("decode", 2)
+    )
+    assert stages.recordings.find("decode", 5) is None and gpu.captures == 6
+
+
+def logits_of(worker: Worker, rows: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+    """Return the logits [T, vocabulary] of a step that follows the prompts. Each row has a token
+    and `counts` drafts."""
+    generate(worker, 1)
+    computed = [len(PROMPTS[row]) for row in rows]
+    batch = batch_of(1, rows, [1 + count for count in counts], computed)
+    batch.num_draft_tokens[:] = counts
+    for row, count in zip(rows, counts, strict=True):
+        worker.running.state.proposals.token_ids[row] = np.arange(row, row + count, dtype=np.int32)
+    ending = worker.running.ending
+    logits: list[torch.Tensor] = []
+
+    def end(step: Step) -> Callable[[], StepOutput]:
+        logits.append(ending.logits(step).clone())
+        return lambda: step.output
+
+    with mock.patch.object(ending, "end", end):
+        worker.run(batch)()
+    return logits[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts", "trait", "size"),
+    [
+        ([0, 1, 2], [3, 3, 3], "verify", 16),  # as many tokens fit, and 3 rows, in 4 · 4
+        ([0, 1], [3, 1], "verify", 8),
+        ([2], [1], "verify", 4),
+        ([0, 1, 2], [1, 0, 0], "decode", 4),  # it would be a quarter of the recording for 4 rows
+        ([0, 1, 2], [2, 0, 0], "verify", 16),  # no recording of the other trait is large enough
+        ([0, 1, 2], [0, 0, 0], "decode", 4),
+    ],
+)
+def test_drafts_are_verified_in_a_recording_of_few_rows(
+    rows: list[int],
+    counts: list[int],
+    trait: str,
+    size: int,
+    gpu: FakeGPU,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = fake_limits(**SIZES, max_drafts=3, stored_drafts=3)
+    eager = make_worker(tmp_path, limits, enforce_eager=True)
+    eager.allocate(plan_of(eager))
+    eager.warm_up()
+    worker = make_worker(tmp_path, limits)
+    worker.allocate(plan_of(worker))
+    worker.warm_up()
+    stages = worker.running.stages
+    assert {
+        key: [(recorded.num_rows, recorded.num_tokens) for recorded in made]
+        for (key, _), made in stages.recordings.by_trait.items()
+    } == {
+        "forward": [],
+        "decode": [(1, 1), (2, 2), (4, 4)],
+        "verify": [(1, 4), (2, 8), (4, 16)],
+        "logits": [(1, 1), (2, 2), (4, 4)],
+    }
+    used: list[Recorded] = []
+    decode = stages.decode
+    monkeypatch.setattr(
+        stages,
+        "decode",
+        lambda recorded, num_tokens: used.append(recorded) or decode(recorded, num_tokens),
+    )
+    expected = logits_of(eager, rows, counts)
+    assert len(expected) == sum(counts) + len(rows)
+    torch.testing.assert_close(logits_of(worker, rows, counts), expected)
+    assert used[-1].num_tokens == size and used[-1] in stages.recordings.by_trait[trait, False]
 
 
 def test_padding_touches_no_block_of_a_request(gpu: FakeGPU, tmp_path: Path) -> None:
@@ -236,14 +315,14 @@ def test_a_row_that_is_taken_again_starts_from_its_own_prompt(gpu: FakeGPU, tmp_
 def test_new_memory_makes_recordings_void(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = ready(tmp_path)
     before = generate(worker, 4)
-    old = worker.running.stages.find("decode", 4)
+    old = worker.running.stages.recordings.find("decode", 4)
     worker.allocate(plan_of(worker, 33))
     assert generate(worker, 4) == before, "it runs eagerly until it is recorded again"
     worker.warm_up()
     captured = gpu.replays
     assert generate(worker, 4) == before and gpu.replays > captured
     with pytest.raises(AssertionError, match="void after reset"):
-        assert old is not None and old(3)
+        assert old is not None and old.recording(3)
 
 
 def test_the_largest_step_is_run_before_the_cache_is_sized(gpu: FakeGPU, tmp_path: Path) -> None:
@@ -442,7 +521,7 @@ def test_an_attention_that_does_not_replay_is_named(gpu: FakeGPU, tmp_path: Path
     refusal = "the attention of x cannot be replayed"
     (reason,) = worker.running.stages.record(replay, worker.models[0].plan, refusal)
     assert reason == "decode run eagerly: the attention of x cannot be replayed"
-    assert worker.running.stages.find("logits", 2) is not None
+    assert worker.running.stages.recordings.find("logits", 2) is not None
 
 
 def test_the_fake_refuses_what_a_gpu_refuses(gpu: FakeGPU) -> None:

@@ -148,7 +148,8 @@ class Twin:
                 [np.array([*drafts, 5], np.int32) for _, _, drafts in order],
             )
         num_tokens = int(batch.num_scheduled_tokens.sum())
-        padded = draw(st.just(0) | st.integers(num_tokens, num_tokens + 5))
+        rows = st.integers(len(order), self.builder.max_rows)
+        padded = draw(st.just((0, 0)) | st.tuples(rows, st.integers(num_tokens, num_tokens + 5)))
         sees_ahead = self.state.visible is not None and self.state.visible.matters(batch)
         inputs = self.builder.build(batch, padded, sees_ahead=sees_ahead) if order else None
         return batch, inputs, order

@@ -250,11 +250,10 @@ class FakeReplay:
         self.graphs: list[FakeGraph] = []
 
     def sizes(self, trait: str, largest: int) -> Sequence[int]:
-        """Record steps of one token per request, and the output head. Steps with prompts run
-        eagerly."""
+        """Record steps without prompts, and the output head. Steps with prompts run eagerly."""
         return (
             sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
-            if trait in ("decode", "logits")
+            if trait != "forward"
             else ()
         )
 

@@ -42,6 +42,8 @@ from pegboard_kernel_cpu.values import (
 )
 
 ALIGNMENT = 64
+MOST_VERIFIED = 256
+"""Buffers for the logits of more tokens than this would take much memory."""
 LINEAR = ("linear_float", "linear_blocks", "linear_codes")
 """Kernels that can add a bias."""
 
@@ -57,8 +59,9 @@ class NativeReplay:
         self.programs: list[Program] = []
 
     def sizes(self, trait: str, largest: int) -> Sequence[int]:
-        """Return only the largest size: one program serves every number of rows."""
-        return (largest,)
+        """Return only the largest size: one program serves every number of rows. Drafts of many
+        requests are verified by the program for decodes, whose buffers are as large."""
+        return (min(largest, MOST_VERIFIED) if trait == "verify" else largest,)
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Program:
         recorder = Recorder(inputs[0].shape[0])

@@ -60,15 +60,17 @@ class MemoryNumbers:
     peak_bytes: int
 
 
-Trait = Literal["decode", "forward", "logits"]
-"""What a recording computes. All its buffers have one row for each row of the step.
+Trait = Literal["decode", "forward", "logits", "verify"]
+"""What a recording computes. All its buffers have one row for each token of the step.
 
-decode      a step whose tokens all need logits, one new token per request or one with its drafts:
+decode      a step whose tokens all need logits, recorded with one token per request:
             ids, the other inputs of `Model.embed`, positions → hidden states, logits
+verify      the same, recorded with the most drafts of each request beside its token
 forward     any step: rows that `Model.embed` returns, positions → hidden states
 logits      hidden states → logits
 
-If the model hands out hidden states (`Build.taps`), these follow the results of the first two.
+A step with drafts may run in either of the first two. If the model hands out hidden states
+(`Build.taps`), these follow the results of the first three.
 """
 
 
@@ -92,7 +94,8 @@ class Replay(Protocol):
 
     def sizes(self, trait: Trait, largest: int) -> Sequence[int]:
         """Return the numbers of rows to record this trait for, in ascending order, none above
-        `largest`. With (), the trait runs eagerly."""
+        `largest`. With (), the trait runs eagerly. For "verify", the caller rounds them down to
+        whole requests."""
 
     def record(
         self, run: "Callable[..., tuple[Tensor, ...]]", inputs: "Sequence[Tensor]"

@@ -12,14 +12,15 @@ from torch import Tensor
 from pegboard.config.limits import Limits
 from pegboard.interfaces.attention import Full, KVPlan
 from pegboard.interfaces.draft import DraftSource
-from pegboard.interfaces.platform import Copies, Recording
+from pegboard.interfaces.platform import Copies
 from pegboard.layers.shards import Group
 from pegboard.worker.attention_groups import EXACT_TYPES
 from pegboard.worker.exact_rows import Mover
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.parts import WorkerSetup
+from pegboard.worker.recordings import Recorded
 from pegboard.worker.stages import TRAITS
-from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
+from pegboard.worker.step_inputs import NOT_PADDED, InputBuilder, RowState, StepInputs
 
 
 def draft_limits(limits: Limits) -> Limits:
@@ -87,7 +88,7 @@ class DraftForwards:
         self._mover = Mover(self._inputs, self._last_position)
         # a model without layers has only heads
         self._stages = loaded.connect(self._inputs, TRAITS if layers else ("logits",))
-        self._step: tuple[int, Recording | None, StepInputs] | None = None
+        self._step: tuple[int, Recorded | None, StepInputs] | None = None
         self._ids = self._inputs.to_embed[0].on_device
 
     def room(self, rows: np.ndarray) -> np.ndarray:
@@ -111,11 +112,11 @@ class DraftForwards:
         ids: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """See `Forwards.tokens`."""
-        recording = self._stages.find("forward", int(counts.sum()))
-        inputs = self._begin(rows, starts, counts, recording, hidden, ahead=ahead, exact=exact)
+        recorded = self._stages.recordings.find("forward", int(counts.sum()))
+        inputs = self._begin(rows, starts, counts, recorded, hidden, ahead=ahead, exact=exact)
         if ids is not None:
             self._ids.index_copy_(0, *ids)
-        return self._stages.forward(recording, inputs)
+        return self._stages.forward(recorded, inputs)
 
     def next(
         self,
@@ -128,10 +129,10 @@ class DraftForwards:
     ) -> tuple[Tensor, Tensor]:
         """See `Forwards.next`."""
         num_rows = len(rows)
-        recording = self._stages.find("decode", num_rows)
+        recorded = self._stages.recordings.find("decode", num_rows)
         ones = self._inputs.one_each[1:2].repeat(num_rows)
-        inputs = self._begin(rows, positions, ones, recording, hidden, exact=exact)
-        self._step = num_rows, recording, inputs
+        inputs = self._begin(rows, positions, ones, recorded, hidden, exact=exact)
+        self._step = num_rows, recorded, inputs
         return self._compute_next(token_ids)
 
     def after(self, token_ids: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -142,10 +143,10 @@ class DraftForwards:
 
     def _compute_next(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self._step is not None, "`next` has set it"
-        num_rows, recording, inputs = self._step
+        num_rows, recorded, inputs = self._step
         self._ids[:num_rows].copy_(token_ids)
-        if recording is not None:
-            return self._stages.decode(recording, num_rows)
+        if recorded is not None:
+            return self._stages.decode(recorded, num_rows)
         states = self._stages.forward(None, inputs)
         return states, self._stages.logits(states)
 
@@ -158,7 +159,7 @@ class DraftForwards:
         rows: np.ndarray,
         starts: np.ndarray,
         counts: np.ndarray,
-        recording: Recording | None,
+        recorded: Recorded | None,
         hidden: Tensor | None,
         *,
         ahead: int = 0,
@@ -176,7 +177,7 @@ class DraftForwards:
             positions = builder.positions.array[:num_tokens]
             # no drafts come from what is computed after the draft model's limit
             np.minimum(positions, self._last_position, out=positions)
-        padded = recording.size if recording is not None and self._stages.pads else 0
+        padded = NOT_PADDED if recorded is None else recorded.padded
         inputs = builder.send(len(rows), num_tokens, padded)
         if exact is not None:
             self._mover.move(counts, exact)

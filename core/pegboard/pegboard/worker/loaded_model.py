@@ -339,9 +339,11 @@ class LoadedModel:
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def connect(self, inputs: InputBuilder, traits: Sequence[Trait] = TRAITS) -> Stages:
+    def connect(
+        self, inputs: InputBuilder, traits: Sequence[Trait] = TRAITS, max_drafts: int = 0
+    ) -> Stages:
         """Read the inputs of steps from these buffers, and from the stage before this one. traits:
-        the stages to record."""
+        the stages to record. max_drafts: see `Stages`."""
         self.inputs = inputs
         before = self.setup.ranks.before
         if (width := self.build.declared.given) is not None:
@@ -351,7 +353,7 @@ class LoadedModel:
             Embed(self.model, inputs, self.given) if before is None else Receive(before, inputs)
         )
         rows = self.setup.ranks.context.rows
-        self.stages = Stages(self.model, self.build, inputs, entrance, rows, traits)
+        self.stages = Stages(self.model, self.build, inputs, entrance, rows, traits, max_drafts)
         return self.stages
 
     def plan(self, inputs: StepInputs) -> None:

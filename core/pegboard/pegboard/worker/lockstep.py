@@ -12,7 +12,7 @@ from pegboard.layers.engine_rows import EngineRows
 from pegboard.worker.endings import Masks
 from pegboard.worker.model_runner import ModelRunner
 from pegboard.worker.runner_parts import RunnerParts
-from pegboard.worker.step_inputs import InputBuilder, StepInputs
+from pegboard.worker.step_inputs import NOT_PADDED, InputBuilder, StepInputs
 
 AT_START = (False, False, 0)
 """Said in the first steps, which all engines take alike."""
@@ -30,7 +30,7 @@ def filler(inputs: InputBuilder) -> StepInputs:
     for slots, table in zip(inputs.slots, inputs.tables, strict=True):
         slots.array[0] = 0
         table.array[0] = 0
-    return inputs.send(1, 1, 0)
+    return inputs.send(1, 1, NOT_PADDED)
 
 
 class LockstepRunner(ModelRunner):

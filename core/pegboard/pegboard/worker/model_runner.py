@@ -28,7 +28,7 @@ from pegboard.worker.kept_states import KeptStates
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.runner_parts import RunnerParts, make_ending
-from pegboard.worker.step_inputs import InputBuilder, RowState
+from pegboard.worker.step_inputs import NOT_PADDED, InputBuilder, RowState
 
 
 class ModelRunner:
@@ -62,7 +62,7 @@ class ModelRunner:
             if parts.drafts_ahead
             else None
         )
-        self.stages = parts.loaded.connect(self.inputs, parts.traits)
+        self.stages = parts.loaded.connect(self.inputs, parts.traits, limits.max_drafts)
         tensor = parts.loaded.setup.ranks.tensor
         self.given = GivenRows(parts.device, parts.loaded.model, tensor, parts.shared_rows)
         self.scores = PromptScores(
@@ -103,12 +103,13 @@ class ModelRunner:
         has_given = bool(self.given.spans) and self.given.computed(batch)
         needs_all = bool((batch.num_scheduled_tokens == batch.num_draft_tokens + 1).all())
         is_decode = needs_all and not has_given and bool(batch.samples.all())
-        fused = self.stages.find("decode", num_tokens) if is_decode else None
-        recording = fused or self.stages.find("forward", num_tokens)
+        fused = self.stages.recordings.find_whole(batch.num_rows, num_tokens) if is_decode else None
+        recorded = fused or self.stages.recordings.find("forward", num_tokens)
+        padded = NOT_PADDED if recorded is None else recorded.padded
         sees_ahead = self.state.visible is not None and self.state.visible.matters(batch)
-        if self.stages.pads and sees_ahead:
-            recording = None  # recordings attend causally
-        padded = recording.size if recording is not None and self.stages.pads else 0
+        if sees_ahead and padded != NOT_PADDED:
+            recorded = None  # recordings attend causally
+            padded = NOT_PADDED
         inputs = self.inputs.build(batch, padded, sees_ahead=sees_ahead)
         if self.exact is not None:
             self.exact.apply(batch, inputs)
@@ -122,7 +123,7 @@ class ModelRunner:
             hidden, logits = self.stages.decode(fused, num_tokens)
         else:
             given = self.given.collect(batch, inputs) if has_given else None
-            hidden = self.stages.forward(recording, inputs, given)
+            hidden = self.stages.forward(recorded, inputs, given)
         computed = time.perf_counter()
         transfers = self._end_transfers()
         forwarded = time.perf_counter()

@@ -2,7 +2,7 @@
 called.
 
 token ids ─ embed → rows ─ forward → hidden ─ logits → logits
-└──── decode: a token per request, and drafts ────────┘
+└──── decode, verify: a token per request, and drafts ┘
                     └─ any step ──┘         └ of the rows that need a token
 
 A prompt may contain such rows instead of token ids. A step with them is like any other. Later
@@ -11,20 +11,20 @@ pipeline stages get rows from the stage before them instead of token ids (see `b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pegboard.errors import CannotRecord, expect
-from pegboard.interfaces.platform import Recording, Replay, Trait
+from pegboard.errors import expect
+from pegboard.interfaces.platform import Replay, Trait
 from pegboard.layers import Build
 from pegboard.worker.context import Rows
+from pegboard.worker.recordings import Recorded, Recordings, Run
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
-TRAITS: tuple[Trait, ...] = ("forward", "decode", "logits")
+TRAITS: tuple[Trait, ...] = ("forward", "verify", "decode", "logits")
 
 
 class Entrance(Protocol):
@@ -62,8 +62,9 @@ class Embed:
 
 class Stages:
     """The stages of one bound model. entrance: where the rows of a step come from. shared: how
-    ranks share them out. traits: the stages to record. taps: the hidden states of the last step
-    at the depths `build.taps`, in that order, [T, size]. They are valid until the next step."""
+    ranks share them out. traits, max_drafts: see `Recordings`. taps: the hidden states of the last
+    step at the depths `build.taps`, in that order, [T, size]. They are valid until the next
+    step."""
 
     def __init__(
         self,
@@ -73,16 +74,15 @@ class Stages:
         entrance: Entrance,
         shared: Rows,
         traits: Sequence[Trait] = TRAITS,
+        max_drafts: int = 0,
     ) -> None:
         self.model = model
         self.build = build
         self.inputs = inputs
         self.entrance = entrance
         self.shared = shared
-        self.traits = traits
         self.taps: Sequence[Tensor] = ()
-        self.pads = False
-        self.recordings: dict[tuple[Trait, bool], list[Recording]] = {}
+        self.recordings = Recordings(inputs, traits, max_drafts)
         self.embedded = self.hidden = torch.empty(0)
         self.form = torch.empty(0, 0)
         """[0, size], of the last step's hidden states. They may differ from the embeddings."""
@@ -91,20 +91,17 @@ class Stages:
     def record(
         self, replay: Replay, plan: Callable[[StepInputs], None], unrecorded: str
     ) -> list[str]:
-        """Record every stage that can be recorded, after a first step. Returns the reasons why the
-        others run eagerly. plan: gives a step to the attention backends. unrecorded: why attention
-        cannot be recorded. Errors of the model itself are raised."""
+        """Record every stage that can be recorded, after a first step. See `Recordings.record`."""
         if not self.form.shape[1]:
             return []  # the first step has not used this model, so no step will
         model = self.model
         inputs = self.inputs
         embedded = self.entrance.tensors
         positions = [each.on_device for each in inputs.to_place]
-        longest = len(positions[0])
         self.hidden = self.form.new_zeros(inputs.max_rows, self.form.shape[1])
-        if "forward" in self.traits:
+        if "forward" in self.recordings.traits:
             one = self.entrance.one()
-            most = max(replay.sizes("forward", longest), default=0)
+            most = max(replay.sizes("forward", inputs.max_tokens), default=0)
             self.embedded = one.new_zeros(most, one.shape[1])
 
         def decode(*given: Tensor) -> tuple[Tensor, ...]:
@@ -112,52 +109,27 @@ class Stages:
             hidden = model.forward(rows, *given[len(embedded) :])
             return hidden, model.logits(hidden), *self._tapped()
 
-        runs: dict[Trait, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], int]] = {
+        runs: Mapping[Trait, tuple[Run, Sequence[Tensor]]] = {
             "forward": (
                 lambda rows, *positions: (model.forward(rows, *positions), *self._tapped()),
                 [self.embedded, *positions],
-                longest,
             ),
-            "decode": (decode, [*embedded, *positions], inputs.max_rows),
-            "logits": (lambda rows: (model.logits(rows),), [self.hidden], inputs.max_rows),
+            "decode": (decode, [*embedded, *positions]),
+            "verify": (decode, [*embedded, *positions]),
+            "logits": (lambda rows: (model.logits(rows),), [self.hidden]),
         }
-        self.pads = replay.pads
-        refusals = dict[str, list[str]]()
         with_adapters = (False,) if self.build.lora is None else (False, True)
-        for trait, inputs.has_adapters in product(self.traits, with_adapters):
-            run, buffers, largest = runs[trait]
-            recordings: list[Recording] = []
-            try:
-                for size in sorted(replay.sizes(trait, largest), reverse=True):
-                    if trait != "logits":
-                        if unrecorded:
-                            raise CannotRecord(unrecorded)
-                        plan(inputs.blank(size))
-                    recordings.insert(0, replay.record(run, [buffer[:size] for buffer in buffers]))
-            except CannotRecord as refusal:
-                refusals.setdefault(str(refusal), []).append(
-                    f"{trait} with adapters" if inputs.has_adapters else trait
-                )
-            self.recordings[trait, inputs.has_adapters] = recordings
-        inputs.has_adapters = False
-        return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]
+        return self.recordings.record(replay, runs, with_adapters, plan, unrecorded)
 
-    def find(self, trait: Trait, num_rows: int) -> Recording | None:
-        """Return the smallest recording for at least `num_rows` rows."""
-        for recording in self.recordings.get((trait, self.inputs.has_adapters), ()):
-            if num_rows <= recording.size:
-                return recording
-        return None
-
-    def decode(self, recording: Recording, num_tokens: int) -> tuple[Tensor, Tensor]:
+    def decode(self, recorded: Recorded, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Return the hidden states [T, size] after the final norm, and their logits."""
-        hidden, logits, *taps = recording(num_tokens)
+        hidden, logits, *taps = recorded.recording(num_tokens)
         self.taps = [each.clone() for each in taps]  # the next recording overwrites them
         return hidden, logits
 
     def forward(
         self,
-        recording: Recording | None,
+        recorded: Recorded | None,
         inputs: StepInputs,
         given: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
@@ -166,13 +138,13 @@ class Stages:
         rows = self.entrance.rows(inputs)
         if given is not None:
             rows = rows.index_copy(0, given[0], given[1].to(rows.dtype))
-        if recording is None:
+        if recorded is None:
             hidden = self.shared.compute(self.model.forward, rows, *inputs.positions)
             self.form = expect(hidden, Tensor, self.model, "forward")[:0]
             self.taps = self._tapped()
             return hidden
         self.embedded[: len(rows)].copy_(rows)
-        hidden, *taps = recording(inputs.num_tokens)
+        hidden, *taps = recorded.recording(inputs.num_tokens)
         self.taps = [each.clone() for each in taps]
         return hidden
 
@@ -183,10 +155,10 @@ class Stages:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [N, vocabulary] of these rows [N, size]. They are valid until the next
         call."""
-        recording = self.find("logits", len(hidden))
-        if recording is None:
+        recorded = self.recordings.find("logits", len(hidden))
+        if recorded is None:
             self.form = hidden[:0]
             logits: Tensor = self.model.logits(hidden)
             return logits
         self.hidden[: len(hidden)].copy_(hidden)
-        return recording(len(hidden))[0]
+        return recorded.recording(len(hidden))[0]

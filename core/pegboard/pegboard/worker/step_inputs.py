@@ -20,6 +20,8 @@ from pegboard.worker.cross_inputs import CrossInputs
 from pegboard.worker.proposals import Proposals
 from pegboard.worker.visible_keys import VisibleKeys
 
+NOT_PADDED = (0, 0)
+"""The rows and tokens that a step is padded to, if it is not padded."""
 ON_DEVICE = -2
 """Replaces a sampled token that so far only the device knows."""
 
@@ -236,10 +238,11 @@ class InputBuilder:
         for buffer in self.buffers:
             buffer.take(1 - half)
 
-    def build(self, batch: Batch, padded: int = 0, *, sees_ahead: bool = False) -> StepInputs:
+    def build(
+        self, batch: Batch, padded: tuple[int, int] = NOT_PADDED, *, sees_ahead: bool = False
+    ) -> StepInputs:
         """Fill the buffers for `batch`. Its changes of rows and blocks must already be applied.
-        padded: the number of tokens (and of rows, with one token each) that the step is padded to;
-        0 = not padded."""
+        padded: the numbers of rows and of tokens that the step is padded to."""
         if self.copies is not None:
             self.take_turns(self.copies)
         state = self.state
@@ -343,12 +346,12 @@ class InputBuilder:
                 self._place(index, rows, token_rows, positions, stored)
         return token_rows, token_ids
 
-    def blank(self, size: int) -> StepInputs:
+    def blank(self, num_rows: int, num_tokens: int) -> StepInputs:
         """Return a step that consists only of padding, to record with."""
         if self.copies is not None:
             self.take_turns(self.copies)
         self.has_visible = False
-        return self.send(0, 0, size)
+        return self.send(0, 0, (num_rows, num_tokens))
 
     def _place_drafts(self, drafts: Sequence[tuple[int, np.ndarray]]) -> Tensor:
         """Write drafts after the known tokens of their rows. Returns them in row order."""
@@ -395,25 +398,26 @@ class InputBuilder:
             return 1
         return min(-(-max_seq_len // group.block_size), self.tables[index].array.shape[1])
 
-    def _pad(self, num_rows: int, num_tokens: int, size: int, tokens: int) -> None:
+    def _pad(self, num_rows: int, num_tokens: int, rows: int, tokens: int) -> None:
         """Add rows without tokens, and tokens without a slot, up to the size of a padded step."""
         for buffer in (*self.to_embed, *self.to_place):
             buffer.array[num_tokens:tokens] = 0
-        self.query_start_loc.array[num_rows + 1 : size + 1] = num_tokens
-        self.seq_lens.array[num_rows:size] = 0
+        self.query_start_loc.array[num_rows + 1 : rows + 1] = num_tokens
+        self.seq_lens.array[num_rows:rows] = 0
         if self.has_parts:
-            self.part_lens.array[num_rows:size] = 0
+            self.part_lens.array[num_rows:rows] = 0
             self.num_keys.array[num_tokens:tokens] = 0
         for slots, table in zip(self.slots, self.tables, strict=True):
             slots.array[num_tokens:tokens] = -1
-            table.array[num_rows:size] = 0
+            table.array[num_rows:rows] = 0
 
-    def send(self, num_rows: int, num_tokens: int, padded: int) -> StepInputs:
+    def send(self, num_rows: int, num_tokens: int, padded: tuple[int, int]) -> StepInputs:
         """Return the filled buffers on the device. A padded step gets whole block tables, because a
         recording keeps their shape."""
-        rows = max(num_rows, min(padded, self.max_rows))
-        tokens = max(num_tokens, padded)
-        if padded:
+        is_padded = padded != NOT_PADDED
+        rows = max(num_rows, padded[0])
+        tokens = max(num_tokens, padded[1])
+        if is_padded:
             self._pad(num_rows, num_tokens, rows, tokens)
         to_embed = tuple(buffer.sent(tokens) for buffer in self.to_embed)
         positions = tuple(buffer.sent(tokens) for buffer in self.to_place)
@@ -433,7 +437,7 @@ class InputBuilder:
             keys = (num_keys, self.num_keys) if is_part else (None, self.num_keys)
             if not is_part and visible is not None and index in self.item_groups:
                 keys = visible, self.visible
-            width = tables.array.shape[1] if padded else self._width(index, max_seq_len)
+            width = tables.array.shape[1] if is_padded else self._width(index, max_seq_len)
             groups.append(
                 AttentionInputs(
                     num_rows=num_rows,

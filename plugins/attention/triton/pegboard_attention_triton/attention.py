@@ -3,10 +3,10 @@ rows.
 
 A program computes the attention of a few consecutive tokens of one row (a tile), for the query
 heads that share one KV head. These heads are treated as more queries on the same keys, so each key
-is read once for all of them. If a step has one token per row, there may be too few tiles for the
-device. The keys of each row are then split, and the results of the splits are merged by their
-maxima and sums. The number of splits depends on shapes only, so a recorded step serves rows of any
-length.
+is read once for all of them. If a step has few tokens per row (decodes, drafts), there may be too
+few tiles for the device. The keys of each row are then split, and the results of the splits are
+merged by their maxima and sums. The number of splits depends on shapes only, so a recorded step
+serves rows of any length.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ PROGRAMS_PER_PROCESSOR = 4
 MOST_SPLITS = 32
 KEYS_PER_SPLIT = 128
 """Rows are split into parts of at least this many keys."""
+MOST_SPLIT_TOKENS = 16
+"""Rows with more tokens than this, on average, are not split."""
 
 
 @triton.jit
@@ -79,12 +81,12 @@ def _first_key(position, reach, RULE: tl.constexpr):
 
 @triton.jit
 def _last_key(token, is_token, before, num_keys, HAS_NUM_KEYS: tl.constexpr):
-    """Return the last key of its row that a token attends to. before: keys of the row, less the
-    step's tokens up to its last one."""
+    """Return the last key of its row that a token attends to, −1 without a token. before: keys of
+    the row, less the step's tokens up to its last one."""
     if HAS_NUM_KEYS:
         return tl.load(num_keys + token, mask=is_token, other=0) - 1
     else:
-        return before + token
+        return tl.where(is_token, before + token, -1)
 
 
 @triton.jit
@@ -93,7 +95,7 @@ def _log(maximum, total):
     return (maximum + tl.log2(tl.where(total == 0, 1.0, total))) / LOG2_E
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def _attend(
     q,
     k_cache,
@@ -110,6 +112,7 @@ def _attend(
     sums,
     lse,
     num_rows,
+    num_tokens,
     scale,
     soft_cap,
     reach,
@@ -154,7 +157,7 @@ def _attend(
     first_token = (tile if TOKENS == 1 else start + (tile - start // TOKENS - row) * TOKENS).to(
         tl.int32
     )
-    if TOKENS > 1 and first_token >= stop:
+    if TOKENS > 1 and (first_token >= stop) & (row < num_rows - 1):
         return
     before = tl.load(seq_lens + row) - stop
 
@@ -169,15 +172,13 @@ def _attend(
     query = tl.load(q_at, mask=is_query[:, None] & (channels < D)[None, :], other=0)
 
     # keys begin … end − 1 are visible to at least one query of the tile, and this split computes
-    # first … last − 1 of them
-    last_token = tl.minimum(first_token + TOKENS, stop) - 1
+    # first … last − 1 of them, none without a query
+    last_token = tl.where(first_token < stop, tl.minimum(first_token + TOKENS, stop) - 1, -1)
     end = tl.maximum(_last_key(last_token, last_token >= 0, before, num_keys, HAS_NUM_KEYS) + 1, 0)
     begin = _first_key(before + first_token, reach, RULE)
     per_split = (end - begin + KEYS * SPLITS - 1) // (KEYS * SPLITS) * KEYS
     first = begin + split * per_split
     last = tl.minimum(first + per_split, end)
-    if first_token >= stop:
-        last = first
 
     if STORED != "":
         scale *= tl.load(k_scale + kv_head)
@@ -226,8 +227,9 @@ def _attend(
 
     if STORED != "":
         values *= tl.load(v_scale + kv_head)
-    # With one token per tile, a token that belongs to no row (padding) becomes zero.
-    is_written = is_query if TOKENS > 1 else queries < GROUP
+    # Tokens that belong to no row (padding) come after the last row, and become zero.
+    end_written = tl.where(row == num_rows - 1, num_tokens, stop)
+    is_written = (queries < TOKENS * GROUP) & (tokens < end_written)
     places = (tokens.to(tl.int64) * GROUP * tl.num_programs(1) + heads) * SPLITS + split
     if SPLITS == 1:
         if IS_PART:
@@ -298,16 +300,18 @@ def choose_tiles(
     row that the block table has room for. processors: of the device."""
     fewest = max(16, triton.next_power_of_2(group))  # a matrix product has at least 16 rows
     keys = 64 if width * itemsize <= 256 else 32
-    if num_tokens == num_rows:
-        wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * processors, num_tokens * num_kv_heads)
-        most = min(MOST_SPLITS, triton.cdiv(most_keys, KEYS_PER_SPLIT))
-        splits = triton.next_power_of_2(max(1, min(wanted, most)))
-        return Tiles(1, fewest, keys, splits, 4)
     largest = 128 if width * itemsize <= 256 else 64
     queries = max(
         fewest, min(largest, triton.next_power_of_2(triton.cdiv(num_tokens * group, num_rows)))
     )
-    return Tiles(queries // group, queries, keys, 1, 8 if queries >= 128 else 4)
+    tokens = 1 if num_tokens == num_rows else queries // group
+    splits = 1
+    if num_tokens <= MOST_SPLIT_TOKENS * num_rows:
+        num_tiles = max(num_rows, triton.cdiv(num_tokens, tokens))
+        wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * processors, num_tiles * num_kv_heads)
+        most = min(MOST_SPLITS, triton.cdiv(most_keys, KEYS_PER_SPLIT))
+        splits = triton.next_power_of_2(max(1, min(wanted, most)))
+    return Tiles(tokens, queries, keys, splits, 8 if queries >= 128 and tokens > 1 else 4)
 
 
 @cache
@@ -363,8 +367,7 @@ def paged_attention(
     itself. lse: float32 [T, H], which gets the logarithms of the sums of exp(score), if the cache
     has a part of the keys.
 
-    If a step has as many tokens as rows, tokens that belong to no row give zeros. Otherwise their
-    results are not defined.
+    Tokens after those of the last row (padding) give zeros.
     """
     (num_tokens, num_heads, width) = q.shape
     (_, block_size, num_kv_heads, value_width) = v_cache.shape
@@ -417,6 +420,7 @@ def paged_attention(
         sums,
         lse,
         num_rows,
+        num_tokens,
         scale,
         soft_cap or 0.0,
         chunk or window or 0,

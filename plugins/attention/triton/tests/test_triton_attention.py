@@ -128,22 +128,47 @@ def test_as_many_tokens_as_rows_need_not_be_decodes(
 
 
 @pytest.mark.parametrize("splits", [1, 4])
-def test_padding_gives_zeros(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
-    small = attention.Tiles(tokens=1, queries=16, keys=16, splits=splits, warps=4)
+@pytest.mark.parametrize(
+    ("tokens", "counts", "extra_rows"),
+    [(1, [1, 1], 2), (1, [2, 4], 0), (3, [1, 4], 0), (3, [3, 2], 1), (5, [2, 1, 7, 1], 3)],
+)
+def test_padding_gives_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+    splits: int,
+    tokens: int,
+    counts: list[int],
+    extra_rows: int,
+) -> None:
+    """Rows without tokens, and tokens that belong to no row."""
+    small = attention.Tiles(tokens=tokens, queries=16, keys=16, splits=splits, warps=4)
     monkeypatch.setattr(attention, "choose_tiles", lambda *shapes: small)
-    step = Step([1, 1], [30, 4], heads=(2, 1), widths=(16, 16), block_size=4)
+    num_tokens = sum(counts)
+    lengths = [30, 4, 9, 17][: len(counts)]
+    step = Step(counts, lengths, heads=(2, 1), widths=(16, 16), block_size=4)
     _, expected = step.both()
-    none = torch.zeros(2, dtype=torch.int32)
-    step.q, step.starts = torch.cat([step.q, step.q]), torch.cat([step.starts, none + 2])
-    step.lengths, step.table = (
-        torch.cat([step.lengths, none]),
-        torch.cat([step.table, torch.zeros_like(step.table)]),
-    )
+    none = torch.zeros(extra_rows, dtype=torch.int32)
+    step.q = torch.cat([step.q, step.q])
+    step.starts = torch.cat([step.starts, none + num_tokens])
+    step.lengths = torch.cat([step.lengths, none])
+    step.table = torch.cat([step.table, torch.zeros_like(step.table)[:extra_rows]])
     found = attention.paged_attention(
         step.q, *step.caches, step.table, step.starts, step.lengths, 0.25
     )
-    torch.testing.assert_close(found[:2], expected)
-    assert not found[2:].any()
+    torch.testing.assert_close(found[:num_tokens], expected)
+    assert not found[num_tokens:].any()
+
+
+@pytest.mark.parametrize("splits", [2, 8])
+@pytest.mark.parametrize(
+    "features", [{}, {"window": 21}, {"chunk": 32, "sinks": torch.linspace(-2, 4, 4)}], ids=str
+)
+def test_splits_of_rows_with_drafts(
+    monkeypatch: pytest.MonkeyPatch, splits: int, features: dict[str, object]
+) -> None:
+    small = attention.Tiles(tokens=4, queries=16, keys=16, splits=splits, warps=4)
+    monkeypatch.setattr(attention, "choose_tiles", lambda *shapes: small)
+    step = Step([4, 1, 5, 2], [70, 1, 33, 40], heads=(4, 1), widths=(24, 24), block_size=4)
+    step.check(**features)
 
 
 def test_a_step_without_tokens() -> None:
@@ -152,7 +177,7 @@ def test_a_step_without_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "num_tokens, num_rows", [(1, 1), (256, 256), (300, 7), (8192, 1), (2048, 256)]
+    "num_tokens, num_rows", [(1, 1), (4, 1), (256, 256), (300, 7), (8192, 1), (2048, 256)]
 )
 @pytest.mark.parametrize("group", [1, 3, 8, 40])
 @pytest.mark.parametrize("width, itemsize", [(64, 2), (128, 2), (80, 4), (256, 2), (256, 4)])
@@ -161,7 +186,7 @@ def test_tiles(num_tokens: int, num_rows: int, group: int, width: int, itemsize:
     assert tiles.tokens * group <= tiles.queries and tiles.tokens >= 1
     for value in (tiles.queries, tiles.keys, tiles.splits):
         assert value & (value - 1) == 0, "a power of two"
-    assert tiles.splits == 1 or tiles.tokens == 1
+    assert tiles.splits == 1 or num_tokens <= 16 * num_rows
     assert tiles.keys * width * itemsize <= 2**15, (
         "keys and values of two loads fit in the shared memory of a multiprocessor"
     )
@@ -171,6 +196,12 @@ def test_short_rows_and_large_batches_are_not_split() -> None:
     assert attention.choose_tiles(1, 1, 8, 4, 128, 2, 8192, 132).splits == 32
     assert attention.choose_tiles(1, 1, 8, 4, 128, 2, 128, 132).splits == 1
     assert attention.choose_tiles(256, 256, 8, 4, 128, 2, 8192, 132).splits == 1
+
+
+def test_a_row_with_drafts_is_one_tile_and_is_split_like_a_decode() -> None:
+    decode = attention.choose_tiles(4, 4, 8, 4, 128, 2, 8192, 132)
+    verify = attention.choose_tiles(16, 4, 8, 4, 128, 2, 8192, 132)
+    assert (decode.tokens, verify.tokens) == (1, 4) and decode.splits == verify.splits == 32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

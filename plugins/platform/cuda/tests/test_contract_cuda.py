@@ -158,6 +158,25 @@ def test_all_recordings_use_one_stream(gpu: FakeGPU, monkeypatch: pytest.MonkeyP
     assert len(streams) == 1
 
 
+def test_recordings_write_their_results_to_the_same_tensors(gpu: FakeGPU) -> None:
+    """The largest is recorded first."""
+    replay = GraphReplay()
+    weight = torch.ones(2, 500, device=DEVICE)
+    inputs = torch.arange(16.0, device=DEVICE).view(8, 2)
+    largest = replay.record(lambda x: (x + 1, x @ weight), [inputs])
+    small = [replay.record(lambda x: (x + 1, x @ weight), [inputs[:size]]) for size in (4, 2, 1)]
+    for recording in (*small, largest):
+        hidden, logits = recording(recording.size)
+        assert hidden.data_ptr() == largest.outputs[0].data_ptr()
+        assert logits.data_ptr() == largest.outputs[1].data_ptr()
+        torch.testing.assert_close(hidden, inputs[: recording.size] + 1)
+        torch.testing.assert_close(logits, inputs[: recording.size] @ weight)
+    kept = sum(tensor.untyped_storage().nbytes() for tensor in replay.results.values())
+    assert kept == 8 * (2 + 500) * 4
+    replay.reset()
+    assert not replay.results
+
+
 class FakeNVML:
     """status: what every function returns; 0 = success."""
 

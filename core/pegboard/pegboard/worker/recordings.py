@@ -1,0 +1,99 @@
+"""The recordings of one model's stages, and which of them serves a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeAlias
+
+from torch import Tensor
+
+from pegboard.errors import CannotRecord
+from pegboard.interfaces.platform import Recording, Replay, Trait
+from pegboard.worker.step_inputs import NOT_PADDED, InputBuilder, StepInputs
+
+Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recording for steps of at most num_rows rows and num_tokens tokens. padded: the rows and
+    tokens that they are padded to."""
+
+    recording: Recording
+    num_rows: int
+    num_tokens: int
+    padded: tuple[int, int]
+
+
+class Recordings:
+    """inputs: of all steps. traits: the stages to record. max_drafts: of a row. by_trait: trait and
+    whether rows have adapters → recordings, the smallest first."""
+
+    def __init__(self, inputs: InputBuilder, traits: Sequence[Trait], max_drafts: int) -> None:
+        self._inputs = inputs
+        self._tokens_per_row = 1 + max_drafts
+        self.traits = [trait for trait in traits if trait != "verify" or max_drafts]
+        self.by_trait: dict[tuple[Trait, bool], list[Recorded]] = {}
+
+    def record(
+        self,
+        replay: Replay,
+        runs: Mapping[Trait, tuple[Run, Sequence[Tensor]]],
+        with_adapters: Sequence[bool],
+        plan: Callable[[StepInputs], None],
+        unrecorded: str,
+    ) -> list[str]:
+        """Record what can be recorded. runs: each stage, and the buffers that it reads. Returns the
+        reasons why the others run eagerly. plan: gives a step to the attention backends.
+        unrecorded: why attention cannot be recorded. Errors of the model itself are raised."""
+        inputs = self._inputs
+        refusals = dict[str, list[str]]()
+        for trait, inputs.has_adapters in product(self.traits, with_adapters):
+            run, buffers = runs[trait]
+            recordings: list[Recorded] = []
+            try:
+                for num_rows, size in reversed(self._sizes(trait, replay)):
+                    if trait != "logits":
+                        if unrecorded:
+                            raise CannotRecord(unrecorded)
+                        plan(inputs.blank(num_rows, size))
+                    recording = replay.record(run, [buffer[:size] for buffer in buffers])
+                    padded = (num_rows, size) if replay.pads else NOT_PADDED
+                    recordings.insert(0, Recorded(recording, num_rows, size, padded))
+            except CannotRecord as refusal:
+                refusals.setdefault(str(refusal), []).append(
+                    f"{trait} with adapters" if inputs.has_adapters else trait
+                )
+            self.by_trait[trait, inputs.has_adapters] = recordings
+        inputs.has_adapters = False
+        return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]
+
+    def _sizes(self, trait: Trait, replay: Replay) -> list[tuple[int, int]]:
+        """Return the numbers of rows and of tokens to record, in ascending order."""
+        max_rows = self._inputs.max_rows
+        per_row = self._tokens_per_row if trait == "verify" else 1
+        largest = self._inputs.max_tokens
+        if trait != "forward":
+            largest = min(max_rows * per_row, largest)
+        whole = {size // per_row for size in replay.sizes(trait, largest)} - {0}
+        return [(min(count, max_rows), count * per_row) for count in sorted(whole)]
+
+    def find(self, trait: Trait, num_tokens: int, num_rows: int = 0) -> Recorded | None:
+        """Return the smallest recording for at least so many tokens and rows."""
+        for recorded in self.by_trait.get((trait, self._inputs.has_adapters), ()):
+            if num_tokens <= recorded.num_tokens and num_rows <= recorded.num_rows:
+                return recorded
+        return None
+
+    def find_whole(self, num_rows: int, num_tokens: int) -> Recorded | None:
+        """Return the recording of a step whose tokens all need logits. Steps in which few rows have
+        drafts are computed like one token for each row, instead of mostly padding."""
+        decode = self.find("decode", num_tokens)
+        if num_tokens == num_rows and decode is not None:
+            return decode
+        verify = self.find("verify", num_tokens, num_rows)
+        if verify is None or (decode is not None and 2 * num_tokens < verify.num_tokens):
+            return decode
+        return verify
