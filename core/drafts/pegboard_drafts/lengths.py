@@ -7,9 +7,9 @@ the tokens per second of plain decoding, which is the number of rows over the ti
 (see `costs`). A draft model also takes time for each depth, which all rows share.
 
 A row that verifies nothing still gets one proposal, which is compared with the next token. So its
-estimate rises as soon as the text repeats itself, and until then its steps are plain decoding. If
-there are many such rows, they take turns. A draft model does so only now and then, because its
-proposals take time.
+estimate rises when the text repeats itself, and until then its steps are plain decoding. After a
+wrong proposal, the next one comes in one of twice as many steps, and rows take turns. A draft model
+proposes for all rows together, and only now and then, because its proposals take time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ USUAL_WEIGHT = 0.01
 """The weight of a row's estimate in the estimate for new requests."""
 LOWEST_RATE = 0.01
 HIGHEST_RATE = 0.995
-PROBE_ROWS = 8
-"""At most about so many rows that verify nothing get a proposal in a step."""
+MOST_PAUSE = 8
+"""A row that verifies nothing gets a proposal at least once in so many steps."""
 PROBE_STEPS = 16
 MOST_PROBE_STEPS = 128
 """A draft model whose drafts are not worth their time proposes after so many steps, and each time
@@ -63,12 +63,14 @@ class DraftLengths:
         self._rates = [FIRST_RATE] * limits.max_num_seqs
         self._usual = FIRST_RATE
         self._next: list[int | None] = [None] * limits.max_num_seqs
+        self._pauses = [1] * limits.max_num_seqs
 
     def add(self, row: int) -> None:
         """A request in this row starts or resumes. Its first estimate is what was usual in the last
         requests."""
         self._rates[row] = self._usual
         self._next[row] = None
+        self._pauses[row] = 1
 
     def wanted(self, step: DraftStep) -> list[int]:
         """Learn what became of the last drafts, and return how many to propose for each row."""
@@ -83,9 +85,8 @@ class DraftLengths:
             for row, limit in zip(rows, most, strict=True)
         ]
         self._num_steps += 1
-        turns = 1 if self._has_model else max(1, counts.count(0) // PROBE_ROWS)
         counts = [
-            count or min(limit, int((row + self._num_steps) % turns == 0))
+            count or min(limit, int((row + self._num_steps) % self._pauses[row] == 0))
             for row, count, limit in zip(rows, counts, most, strict=True)
         ]
         return self._worth_their_depth(rows, counts) if self._has_model else counts
@@ -169,6 +170,8 @@ class DraftLengths:
             if not tried and (shown := self._next[row]) is not None:
                 right = int(history[-1] == shown)
                 wrong = not right
+                waits = wrong and not self._has_model
+                self._pauses[row] = min(2 * self._pauses[row], MOST_PAUSE) if waits else 1
             rate = 1 - (1 - self._rates[row]) * (1 - WEIGHT) ** right
             self._rates[row] = min(
                 max(rate * (1 - WEIGHT) if wrong else rate, LOWEST_RATE), HIGHEST_RATE

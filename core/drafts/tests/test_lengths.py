@@ -93,15 +93,27 @@ def test_a_new_request_begins_with_what_is_usual() -> None:
     assert made.wanted(first(1))[0] > 3
 
 
-def test_rows_that_verify_none_take_turns() -> None:
-    """In a large batch, proposals that are only compared with the next token would take time."""
+def test_rows_whose_proposals_are_wrong_take_turns() -> None:
+    """Proposals that are only compared with the next token take time."""
     made = lengths()
     play(made, [0.0] * 32, 100)
-    steps = [made.wanted(first(32)) for _ in range(4)]
-    assert [sum(counts) for counts in steps] == [8] * 4
+    steps = [made.wanted(first(32)) for _ in range(8)]
+    assert [sum(counts) for counts in steps] == [4] * 8
     assert np.sum(steps, axis=0).tolist() == [1] * 32
+
+
+def test_a_row_whose_proposal_was_right_gets_one_in_each_step() -> None:
+    made = lengths()
     play(made, [0.0] * 8, 100)
-    assert made.wanted(first(8)) == [1] * 8
+    ids = np.array([3])
+    while not (counts := made.wanted(first(8)))[5]:
+        made.cut(first(8), [ids[:count] for count in counts])
+    made.cut(first(8), [ids[:count] for count in counts])
+    step = draft_step(range(8), [[4]] * 5 + [[3]] + [[4]] * 2, [MAX_DRAFTS] * 8)
+    for _ in range(3):
+        counts = made.wanted(step)
+        assert counts[5] == 1 and sum(counts) <= 2
+        made.cut(step, [ids[:count] for count in counts])
 
 
 def test_a_fixed_length() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from pegboard_draft_suffix.text import END, Text
 
 MOST_OCCURRENCES = 16
 """Only the latest occurrences are compared, so that a frequent run costs no more than a rare
 one."""
+FIRST = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -22,7 +26,7 @@ class Continuation:
 
 
 def continuation(
-    text: Text, tail: Sequence[int], most: int, factor: float, least: float
+    text: Text, tail: array[int], most: int, factor: float, least: float
 ) -> Continuation:
     """Return the best continuation of `tail` that the text has.
 
@@ -33,15 +37,11 @@ def continuation(
     (Oliaro et al. 2024, arXiv 2411.04975), with a few latest occurrences instead of a tree of all.
     """
     best = Continuation()
-    occurrences = text.occurrences(tail, MOST_OCCURRENCES) if most else []
-    if not occurrences:
-        return best
-    by_length: dict[int, list[int]] = {}
-    for position in occurrences:
-        by_length.setdefault(text.agreement(position, tail), []).append(position - text.first)
+    matches = text.matches(tail, MOST_OCCURRENCES)
+    matches.sort(key=FIRST, reverse=True)
     indexes = list[int]()
-    for length in sorted(by_length, reverse=True):
-        indexes += by_length[length]
+    for length, group in groupby(matches, FIRST):
+        indexes += [index for _, index in group]
         limit = min(most, int(factor * length))
         if limit <= best.score:
             break
@@ -66,7 +66,10 @@ def _follow(tokens: Sequence[int], indexes: list[int], limit: int, least: float)
         nexts = [tokens[index + offset] for index in going if index + offset < end]
         if not nexts:
             break
-        token, same = Counter(nexts).most_common(1)[0]
+        token = nexts[0]
+        same = nexts.count(token)
+        if same < len(nexts):
+            token, same = Counter(nexts).most_common(1)[0]
         if token == END or same < least * count:
             break
         if same < len(going):

@@ -101,9 +101,12 @@ class SuffixProposer:
         ):
             text = self._texts[row]
             text.append(history[text.end :].tolist())
+            if not most:
+                proposals.append(NONE)
+                continue
             tail = text.tokens[-self._depth :]
             best = self._continuation(text, tail, most)
-            if answers.tokens:
+            if answers.tokens and best.score < most:
                 shared = self._continuation(answers, tail, most)
                 best = shared if shared.score > best.score else best
             ids = best.token_ids

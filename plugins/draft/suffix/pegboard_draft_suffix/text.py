@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 ANCHOR = 2
 """Every run of this many tokens is indexed. A match is at least this long."""
@@ -87,29 +87,29 @@ class Text:
     def _shard(self, run: int) -> dict[int, int]:
         return self._latest[(run ^ run >> BITS) % SHARDS]
 
-    def occurrences(self, tail: Sequence[int], most: int) -> list[int]:
-        """Return the positions after the latest occurrences of the last `ANCHOR` tokens of tail,
-        the latest first."""
-        positions: list[int] = []
-        if len(tail) < ANCHOR:
-            return positions
+    def matches(self, tail: array[int], most: int) -> list[tuple[int, int]]:
+        """Find the latest occurrences of the last `ANCHOR` tokens of tail. Returns for each, the
+        latest first, how many tokens agree with those of tail, and the index in `tokens` of the
+        token after them."""
+        matches: list[tuple[int, int]] = []
+        count = len(tail)
+        if count < ANCHOR:
+            return matches
         run = 0
         for token in tail[-ANCHOR:]:
             run = run << BITS | token
         position = self._latest[(run ^ run >> BITS) % SHARDS].get(run, -1)
-        floor = self.floor
-        while position >= floor and len(positions) < most:
-            positions.append(position)
-            position = self._previous[position - self.first]
-        return positions
-
-    def agreement(self, position: int, tail: Sequence[int]) -> int:
-        """Return how many tokens before a position equal the last ones of tail."""
         tokens = self.tokens
-        index = position - self.first
-        count = len(tail)
-        most = min(index, count)
-        same = ANCHOR
-        while same < most and tokens[index - same - 1] == tail[count - same - 1]:
-            same += 1
-        return same
+        first = self.first
+        while position >= self.floor and len(matches) < most:
+            index = position - first
+            longest = index if index < count else count
+            same = ANCHOR
+            if same < longest and tokens[index - same - 1] == tail[count - same - 1]:
+                if tokens[index - longest : index] == tail[count - longest :]:
+                    same = longest
+                while same < longest and tokens[index - same - 1] == tail[count - same - 1]:
+                    same += 1
+            matches.append((same, index))
+            position = self._previous[index]
+        return matches

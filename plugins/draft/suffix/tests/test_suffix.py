@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_a_continuation_is_the_best_that_the_occurrences_have(data: st.DataObjec
         kept
     )
 
-    best = continuation(text, tail, most, factor, least)
+    best = continuation(text, array("i", tail), most, factor, least)
     found = search(kept, tail)
     if not found:
         assert not best.token_ids
@@ -134,8 +135,9 @@ def test_occurrences_in_newer_answers_stay_when_old_ones_are_forgotten(
                 for i in range(len(tokens) - 1, ANCHOR - 1, -1)
                 if tuple(tokens[i - ANCHOR : i]) == tail and i >= floor
             ]
-            assert text.occurrences(tail, 1000) == places
-            assert text.occurrences(tail, 2) == places[:2]
+            matches = text.matches(array("i", tail), 1000)
+            assert [text.first + index for _, index in matches] == places
+            assert text.matches(array("i", tail), 2) == matches[:2]
 
 
 def test_a_row_proposes_what_finished_requests_answered() -> None:
