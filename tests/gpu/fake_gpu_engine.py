@@ -14,6 +14,7 @@ import pytest
 import torch
 from pegboard_attention_triton import backend
 from pegboard_executor_local.in_process import InProcessExecutor, Step
+from torch import Tensor
 
 from pegboard import LLM
 from pegboard.data.batch import Batch, StepOutput
@@ -21,7 +22,6 @@ from pegboard.interfaces.executor import ExecutorSpec
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_gpu import FakeGPU
 from pegboard_testing.fake_triton import triton_on_fake_gpu
-from torch import Tensor
 
 
 class ReadStep(Step):
