@@ -117,7 +117,7 @@ def engine_on_fake_gpu(
 ) -> Iterator[tuple[LLM, FakeGPU]]:
     """An engine in whose steps nothing waits for the device, as far as the caller checks
     `FakeGPU.host_reads`. by_triton: False = torch computes attention and ops on the fake device,
-    because the interpreter of Triton takes about 50 times as long."""
+    because the interpreter of Triton takes far longer."""
     discover = Registry.discover
     instead = {
         ("platform", "cuda"): "pegboard_testing.fake_gpu:FAKE_GPU",

@@ -28,6 +28,8 @@ from pegboard import LLM, SamplingParams
 from pegboard.worker import worker
 from pegboard_testing.distributions import chi_square_fits
 
+pytestmark = pytest.mark.usefixtures("interpreted_triton")
+
 FIRST = 60
 """The only token of the prompt."""
 DEPTH = 3
