@@ -36,8 +36,8 @@ DEPTH = 3
 """Tokens whose distribution is known. Each of them but the first may be a draft."""
 NUM_SAMPLES = 1000
 DRAWN = [
-    SamplingParams(temperature=1.0, max_tokens=5, ignore_eos=True),
-    SamplingParams(temperature=1.2, top_k=5, max_tokens=5, ignore_eos=True),
+    SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True),
+    SamplingParams(temperature=1.2, top_k=5, max_tokens=4, ignore_eos=True),
 ]
 
 
@@ -129,7 +129,7 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
 def test_mixes_of_requests(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With adapters on the target, and with so few blocks that requests are preempted: tokens,
     texts and logprobs are those of the CPU without drafts, also with cached prefixes. No block is
