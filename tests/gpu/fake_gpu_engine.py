@@ -4,7 +4,7 @@ steps."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def engine_on_fake_gpu(
     in_torch = {"store_kv": store_in_torch, "paged_attention": attend_in_torch}
     with (
         mock.patch.object(Registry, "discover", with_fakes),
-        mock.patch.multiple(backend, **({} if by_triton else in_torch)),
+        nullcontext() if by_triton else mock.patch.multiple(backend, **in_torch),
         FakeGPU() as gpu,
         triton_on_fake_gpu(),
     ):
