@@ -4,13 +4,17 @@ steps."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+import torch
+from pegboard_attention_triton import backend
 from pegboard_executor_local.in_process import InProcessExecutor, Step
+from torch import Tensor
 
 from pegboard import LLM
 from pegboard.data.batch import Batch, StepOutput
@@ -56,10 +60,64 @@ STEPS_AT_ONCE = ExecutorSpec(api="1.0", implementation="fake_gpu_engine:StepsAtO
 """Only for this test."""
 
 
+def store_in_torch(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *_: Any
+) -> None:
+    """`store_kv`, for caches of k's type. Tokens without a slot leave block 0 as it is."""
+    size = k_cache.shape[1]
+    place = slots.clamp(min=0)
+    has_slot = (slots >= 0).view(-1, 1, 1)
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        index = (place // size, place % size)
+        cache.index_put_(index, torch.where(has_slot, new, cache[index]))
+
+
+def attend_in_torch(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    *_: Any,
+) -> Tensor:
+    """`paged_attention` to all tokens before, for layers without a window or other additions."""
+    tokens = torch.arange(len(q), device=q.device)
+    rows = torch.searchsorted(query_start_loc, tokens, right=True).sub(1)
+    rows = rows.clamp(max=len(seq_lens) - 1)
+    positions = tokens - query_start_loc[rows + 1] + seq_lens[rows]
+    blocks = block_table[rows].long()
+    keys = k_cache[blocks].flatten(1, 2)  # [T, n, K, D]
+    values = v_cache[blocks].flatten(1, 2)
+    group = q.shape[1] // keys.shape[2]
+    keys, values = (each.repeat_interleave(group, 2) for each in (keys, values))
+    scores = torch.einsum("thd,tnhd->thn", q, keys) * scale
+    later = torch.arange(keys.shape[1], device=q.device) > positions.unsqueeze(1)
+    shares = scores.masked_fill(later.unsqueeze(1), -torch.inf).softmax(-1)
+    return torch.einsum("thn,tnhd->thd", shares.nan_to_num(), values)
+
+
+def submitted_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, bool]]:
+    """Return the steps that are submitted from now on, and whether the one before has been read."""
+    steps: list[tuple[Batch, bool]] = []
+    submit = StepsAtOnce.submit
+
+    def watched(self: StepsAtOnce, batch: Batch) -> Step:
+        steps.append((batch, self.is_idle()))
+        return submit(self, batch)
+
+    monkeypatch.setattr(StepsAtOnce, "submit", watched)
+    return steps
+
+
 @contextmanager
-def engine_on_fake_gpu(model: Path, **settings: Any) -> Iterator[tuple[LLM, FakeGPU]]:
+def engine_on_fake_gpu(
+    model: Path, by_triton: bool = True, **settings: Any
+) -> Iterator[tuple[LLM, FakeGPU]]:
     """An engine in whose steps nothing waits for the device, as far as the caller checks
-    `FakeGPU.host_reads`."""
+    `FakeGPU.host_reads`. by_triton: False = torch computes attention and ops on the fake device,
+    because the interpreter of Triton takes far longer."""
     discover = Registry.discover
     instead = {
         ("platform", "cuda"): "pegboard_testing.fake_gpu:FAKE_GPU",
@@ -73,14 +131,19 @@ def engine_on_fake_gpu(model: Path, **settings: Any) -> Iterator[tuple[LLM, Fake
             if (entry.kind, entry.name) in instead
             else entry
             for entry in found.scan.entries
+            if by_triton or entry.kind != "kernel"
         )
         return Registry(replace(found.scan, entries=entries), found.config)
 
+    in_torch = {"store_kv": store_in_torch, "paged_attention": attend_in_torch}
     with (
         mock.patch.object(Registry, "discover", with_fakes),
+        nullcontext() if by_triton else mock.patch.multiple(backend, **in_torch),
         FakeGPU() as gpu,
         triton_on_fake_gpu(),
     ):
         engine = LLM(str(model), device="cuda", **{"kv_cache_memory_bytes": 2**20, **settings})
-        yield engine, gpu
-        engine.llm_engine.engine.stop()
+        try:
+            yield engine, gpu
+        finally:
+            engine.llm_engine.engine.stop()

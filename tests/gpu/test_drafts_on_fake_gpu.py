@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
 import tiny_drafts
-from fake_gpu_engine import StepsAtOnce, engine_on_fake_gpu
+from fake_gpu_engine import engine_on_fake_gpu, submitted_steps
 from pegboard_kernel_triton import sampling
 from tiny_drafts import METHODS, Drafted
 
@@ -66,16 +65,7 @@ def logprobs(llm: LLM) -> list[dict[tuple[int, int], float]]:
 
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, bool]]:
-    """The steps that are submitted, and whether the one before has been read."""
-    steps: list[tuple[Batch, bool]] = []
-    submit = StepsAtOnce.submit
-
-    def watched(self: StepsAtOnce, batch: Batch) -> Any:
-        steps.append((batch, self.is_idle()))
-        return submit(self, batch)
-
-    monkeypatch.setattr(StepsAtOnce, "submit", watched)
-    return steps
+    return submitted_steps(monkeypatch)
 
 
 @pytest.mark.parametrize("method", METHODS)

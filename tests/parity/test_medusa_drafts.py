@@ -11,26 +11,26 @@ import pytest
 import torch
 from tiny_heads import (
     ENGINES,
+    NUM_DRAFTS,
     SIZE,
     Head,
     check_method,
-    check_proposals,
+    check_plain_proposals,
+    check_refusals,
+    check_right_head,
+    check_two_ranks,
     counting_target,
     drafting,
     following,
-    greedy,
-    metric,
     random_tensor,
-    watch,
     write_head,
 )
-from tiny_models import VOCAB_SIZE, Reference, divide
+from tiny_models import VOCAB_SIZE, Reference
 from torch import Tensor
 
 from pegboard import LLM
-from pegboard.errors import ConfigError, ModelError
 
-NUM_HEADS = 3
+NUM_HEADS = NUM_DRAFTS
 PART = 64
 CONFIG = {
     "model_type": "medusa",
@@ -146,28 +146,24 @@ def test_proposals_are_those_of_the_heads(
     reference = write("llama")
     config, tensors, same = case(name)
     settings = drafting("medusa", write_head(tmp_path / "head", config, tensors))
-    llm = open_llm(reference.directory, **settings, **ENGINES[engine])
-    proposals = watch(llm)
-    greedy(llm)
-    check_proposals(reference, plain_head(same, reference), proposals, NUM_HEADS)
+    head = plain_head(same, reference)
+    check_plain_proposals(reference, open_llm, settings, engine, head)
+
+
+def right_heads(reference: Reference, folder: Path) -> str:
+    """Write heads that say what follows, and let the target do so too. Returns the folder."""
+    rows = counting_target(reference)
+    still = {name: torch.zeros_like(each) for name, each in blocks().items()}
+    heads = {f"lm_heads.{head}.weight": following(rows, head + 2) for head in range(NUM_HEADS)}
+    return write_head(folder, CONFIG, {**still, **heads})
 
 
 def test_heads_that_are_right(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    """Also with more drafts than heads, and with a length that adapts."""
     reference = write("llama")
-    rows = counting_target(reference)
-    tensors = {
-        **{name: torch.zeros_like(each) for name, each in blocks().items()},
-        **{f"lm_heads.{head}.weight": following(rows, head + 2) for head in range(NUM_HEADS)},
-    }
-    folder = write_head(tmp_path / "head", CONFIG, tensors)
-    plain = greedy(open_llm(reference.directory))
-    for more in ({}, {"num_speculative_tokens": 5}, {"adaptive_length": True}):
-        llm = open_llm(reference.directory, **drafting("medusa", folder, **more))
-        assert greedy(llm) == plain
-        assert metric(llm, "accepted_tokens") > 0.9 * metric(llm, "draft_tokens") > 0
+    right = right_heads(reference, tmp_path / "right")
+    check_right_head(reference, open_llm, "medusa", right)
 
 
 def test_two_ranks(
@@ -177,40 +173,24 @@ def test_two_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reference = write("llama")
-    rows = counting_target(reference)
-    heads = {f"lm_heads.{head}.weight": following(rows, head + 2) for head in range(NUM_HEADS)}
-    still = {name: torch.zeros_like(each) for name, each in blocks().items()}
-    right = write_head(tmp_path / "right", CONFIG, {**still, **heads})
+    right = right_heads(reference, tmp_path / "right")
     config, tensors, same = case("truncated")
-    random = write_head(tmp_path / "random", config, tensors)
-    plain = greedy(open_llm(reference.directory))
-    divide(monkeypatch, 2, 1)
-    llm = open_llm(reference.directory, **drafting("medusa", right))
-    assert greedy(llm) == plain
-    assert metric(llm, "accepted_tokens") > 0.9 * metric(llm, "draft_tokens") > 0
-    llm = open_llm(reference.directory, **drafting("medusa", random))
-    proposals = watch(llm)
-    assert greedy(llm) == plain
-    check_proposals(reference, plain_head(same, reference), proposals, NUM_HEADS)
+    random = write_head(tmp_path / "random", config, tensors), plain_head(same, reference)
+    check_two_ranks(monkeypatch, reference, open_llm, "medusa", right, random)
 
 
 def test_heads_that_do_not_fit(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    reference = write("llama")
     config, tensors, _ = case("truncated")
-
-    def refused(name: str, config: Any, tensors: dict[str, Tensor], words: str) -> None:
-        folder = write_head(tmp_path / name, config, tensors)
-        with pytest.raises(ModelError, match=words):
-            open_llm(reference.directory, **drafting("medusa", folder))
-
-    with pytest.raises(ConfigError, match="needs a head: set spec_model"):
-        open_llm(reference.directory, **drafting("medusa", None))
-    refused("size", {**config, "hidden_size": 48}, tensors, "hidden states of size 48, .* has 32")
     few = {name: each for name, each in tensors.items() if not name.startswith("lm_heads.2")}
-    refused("few", config, few, "lm_heads.2.weight")
-    whole = {**tensors, "token_map": torch.arange(PART) + VOCAB_SIZE - PART + 1}
-    refused("ids", config, whole, f"from {VOCAB_SIZE - PART + 1} to {VOCAB_SIZE}; expected ids")
+    first = VOCAB_SIZE - PART + 1
+    beyond = {**tensors, "token_map": torch.arange(first, VOCAB_SIZE + 1)}
     wide = {**tensors, "blocks.1.layers.1.weight": random_tensor(SIZE, 48)}
-    refused("wide", config, wide, "blocks.1.layers.1.weight")
+    heads = {
+        "hidden states of size 48, .* has 32": ({**config, "hidden_size": 48}, tensors),
+        "lm_heads.2.weight": (config, few),
+        f"from {first} to {VOCAB_SIZE}; expected ids": (config, beyond),
+        "blocks.1.layers.1.weight": (config, wide),
+    }
+    check_refusals(write("llama"), open_llm, "medusa", tmp_path, heads)

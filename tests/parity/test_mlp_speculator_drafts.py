@@ -11,27 +11,27 @@ import pytest
 import torch
 from tiny_heads import (
     ENGINES,
+    NUM_DRAFTS,
     SIZE,
     Head,
     check_method,
-    check_proposals,
+    check_plain_proposals,
+    check_refusals,
+    check_right_head,
+    check_two_ranks,
     counting_target,
     drafting,
-    following,
-    greedy,
-    metric,
     random_tensor,
-    watch,
+    speculator_of_next,
     write_head,
 )
-from tiny_models import VOCAB_SIZE, Reference, divide
+from tiny_models import VOCAB_SIZE, Reference
 from torch import Tensor
 from torch.nn import functional
 
 from pegboard import LLM
-from pegboard.errors import ConfigError, ModelError
 
-NUM_STAGES = 3
+NUM_STAGES = NUM_DRAFTS
 INNER = 24
 CONFIG = {
     "model_type": "mlp_speculator",
@@ -111,21 +111,6 @@ def plain_head(tensors: dict[str, Tensor], config: dict[str, Any]) -> Head:
     return compute
 
 
-def right_speculator(reference: Reference) -> dict[str, Tensor]:
-    """A speculator that says t + 1 after t, as the target does. It reads only the tokens."""
-    rows = counting_target(reference)
-    normed = rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    states = functional.normalize(functional.gelu(normed), dim=-1)
-    tensors = {}
-    for stage in range(NUM_STAGES):
-        tensors[f"emb.{stage}.weight"] = rows
-        tensors[f"ln.{stage}.weight"] = torch.ones(SIZE)
-        tensors[f"ln.{stage}.bias"] = torch.zeros(SIZE)
-        tensors[f"proj.{stage}.weight"] = torch.zeros(SIZE, SIZE)
-        tensors[f"head.{stage}.weight"] = following(states, 1)
-    return tensors
-
-
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_the_output_is_that_without_drafts(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path, engine: Any
@@ -154,27 +139,25 @@ def test_proposals_are_those_of_the_speculator(
     name: str,
     engine: str,
 ) -> None:
-    reference = write("llama")
     config, tensors, same = case(name)
     settings = drafting("mlp_speculator", write_head(tmp_path / "head", config, tensors))
-    llm = open_llm(reference.directory, **settings, **ENGINES[engine])
-    proposals = watch(llm)
-    greedy(llm)
-    check_proposals(reference, plain_head(same, config), proposals, NUM_STAGES)
+    head = plain_head(same, config)
+    check_plain_proposals(write("llama"), open_llm, settings, engine, head)
+
+
+def right_speculator(reference: Reference, folder: Path) -> str:
+    """Write a speculator that says t + 1 after t, and let the target do so too. Returns the
+    folder."""
+    tensors = speculator_of_next(counting_target(reference), NUM_STAGES)
+    return write_head(folder, {**CONFIG, "inner_dim": SIZE}, tensors)
 
 
 def test_a_speculator_that_is_right(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    """Also with more drafts than stages, and with a length that adapts."""
     reference = write("llama")
-    config = {**CONFIG, "inner_dim": SIZE}
-    folder = write_head(tmp_path / "head", config, right_speculator(reference))
-    plain = greedy(open_llm(reference.directory))
-    for more in ({}, {"num_speculative_tokens": 5}, {"adaptive_length": True}):
-        llm = open_llm(reference.directory, **drafting("mlp_speculator", folder, **more))
-        assert greedy(llm) == plain
-        assert metric(llm, "accepted_tokens") > 0.9 * metric(llm, "draft_tokens") > 0
+    right = right_speculator(reference, tmp_path / "right")
+    check_right_head(reference, open_llm, "mlp_speculator", right)
 
 
 def test_two_ranks(
@@ -184,34 +167,19 @@ def test_two_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reference = write("llama")
-    config = {**CONFIG, "inner_dim": SIZE}
-    right = write_head(tmp_path / "right", config, right_speculator(reference))
+    right = right_speculator(reference, tmp_path / "right")
     config, tensors, _ = case("tied")
-    random = write_head(tmp_path / "random", config, tensors)
-    plain = greedy(open_llm(reference.directory))
-    divide(monkeypatch, 2, 1)
-    llm = open_llm(reference.directory, **drafting("mlp_speculator", right))
-    assert greedy(llm) == plain
-    assert metric(llm, "accepted_tokens") > 0.9 * metric(llm, "draft_tokens") > 0
-    llm = open_llm(reference.directory, **drafting("mlp_speculator", random))
-    proposals = watch(llm)
-    assert greedy(llm) == plain
-    check_proposals(reference, plain_head(tensors, config), proposals, NUM_STAGES)
+    random = write_head(tmp_path / "random", config, tensors), plain_head(tensors, config)
+    check_two_ranks(monkeypatch, reference, open_llm, "mlp_speculator", right, random)
 
 
 def test_speculators_that_do_not_fit(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    reference = write("llama")
     tensors = speculator()
-
-    def refused(name: str, config: Any, tensors: dict[str, Tensor], words: str) -> None:
-        folder = write_head(tmp_path / name, config, tensors)
-        with pytest.raises(ModelError, match=words):
-            open_llm(reference.directory, **drafting("mlp_speculator", folder))
-
-    with pytest.raises(ConfigError, match="needs a head: set spec_model"):
-        open_llm(reference.directory, **drafting("mlp_speculator", None))
-    refused("size", {**CONFIG, "emb_dim": 48}, tensors, "hidden states of size 48, .* has 32")
-    refused("stages", {**CONFIG, "n_predict": 4}, tensors, r"emb\.3\.weight")
-    refused("inner", {**CONFIG, "inner_dim": 16}, tensors, r"\.0\.weight")
+    heads = {
+        "hidden states of size 48, .* has 32": ({**CONFIG, "emb_dim": 48}, tensors),
+        r"emb\.3\.weight": ({**CONFIG, "n_predict": 4}, tensors),
+        r"\.0\.weight": ({**CONFIG, "inner_dim": 16}, tensors),
+    }
+    check_refusals(write("llama"), open_llm, "mlp_speculator", tmp_path, heads)

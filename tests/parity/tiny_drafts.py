@@ -13,7 +13,7 @@ import torch
 from draft_heads import Eagle
 from safetensors.torch import load_file, save_file
 from test_mtp_drafts import mimo
-from tiny_heads import SIZE, counting_target, following, write_head
+from tiny_heads import SIZE, counting_target, following, speculator_of_next, write_head
 from tiny_models import VOCAB_SIZE, Reference, make_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -125,6 +125,23 @@ def medusa(folder: Path) -> Drafted:
     )
 
 
+def mlp_speculator(folder: Path) -> Drafted:
+    """The speculator says what the target does without the noise."""
+    reference, rows = counting(folder)
+    config = {
+        "model_type": "mlp_speculator",
+        "architectures": ["MLPSpeculatorPreTrainedModel"],
+        "vocab_size": VOCAB_SIZE,
+        "emb_dim": SIZE,
+        "inner_dim": SIZE,
+        "n_predict": NUM_DRAFTS,
+        "tie_weights": False,
+        "scale_input": False,
+    }
+    head = write_head(folder / "head", config, speculator_of_next(rows, NUM_DRAFTS))
+    return finished(reference, {"method": "mlp_speculator", "model": head})
+
+
 def mtp(folder: Path) -> Drafted:
     """MiMo, with the embedding and the head of a target that counts."""
     predictor = mimo(folder / "model", is_right=True)
@@ -143,5 +160,6 @@ METHODS: dict[str, Callable[[Path], Drafted]] = {
     "draft_model": draft_model,
     "eagle": eagle,
     "medusa": medusa,
+    "mlp_speculator": mlp_speculator,
     "mtp": mtp,
 }

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 from test_drafts import MIXED, PROMPTS, compare, params, run
-from tiny_models import VOCAB_SIZE, Reference
+from tiny_models import VOCAB_SIZE, Reference, divide
 from torch import Tensor
+from torch.nn import functional
 
 from pegboard import LLM
+from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.draft import Drafts, DraftStep
 
 SIZE = 32
@@ -120,6 +123,73 @@ def check_method(
     assert metric(llm, "draft_tokens") > 0
 
 
+def check_plain_proposals(
+    reference: Reference,
+    open_llm: Callable[..., LLM],
+    settings: Mapping[str, Any],
+    engine: str,
+    head: Head,
+) -> None:
+    """The proposals of an engine that answers greedily are those of the head in plain torch."""
+    llm = open_llm(reference.directory, **settings, **ENGINES[engine])
+    proposals = watch(llm)
+    greedy(llm)
+    check_proposals(reference, head, proposals, NUM_DRAFTS)
+
+
+def check_right_drafts(llm: LLM, expected: list[list[int]]) -> None:
+    """The greedy tokens are as expected, and nearly all drafts are accepted."""
+    assert greedy(llm) == expected
+    assert metric(llm, "accepted_tokens") > 0.9 * metric(llm, "draft_tokens") > 0
+
+
+def check_right_head(
+    reference: Reference, open_llm: Callable[..., LLM], method: str, folder: str
+) -> None:
+    """folder: that of a head that is right. It stays right with more drafts than it has stages, and
+    with a length that adapts."""
+    plain = greedy(open_llm(reference.directory))
+    for more in ({}, {"num_speculative_tokens": 5}, {"adaptive_length": True}):
+        check_right_drafts(open_llm(reference.directory, **drafting(method, folder, **more)), plain)
+
+
+def check_two_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+    reference: Reference,
+    open_llm: Callable[..., LLM],
+    method: str,
+    right: str,
+    random: tuple[str, Head],
+) -> None:
+    """The ranks are threads. right: the folder of a head that is right. random: the folder of one
+    that is not, and the same in plain torch."""
+    folder, head = random
+    plain = greedy(open_llm(reference.directory))
+    divide(monkeypatch, 2, 1)
+    check_right_drafts(open_llm(reference.directory, **drafting(method, right)), plain)
+    llm = open_llm(reference.directory, **drafting(method, folder))
+    proposals = watch(llm)
+    assert greedy(llm) == plain
+    check_proposals(reference, head, proposals, NUM_DRAFTS)
+
+
+def check_refusals(
+    reference: Reference,
+    open_llm: Callable[..., LLM],
+    method: str,
+    folder: Path,
+    heads: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Tensor]]],
+) -> None:
+    """An engine refuses a method without its head, and heads that do not fit. folder: where they
+    are written. heads: a pattern of what the engine says → the config and the tensors."""
+    with pytest.raises(ConfigError, match="needs a head: set spec_model"):
+        open_llm(reference.directory, **drafting(method, None))
+    for number, (words, (config, tensors)) in enumerate(heads.items()):
+        path = write_head(folder / f"refused{number}", config, tensors)
+        with pytest.raises(ModelError, match=words):
+            open_llm(reference.directory, **drafting(method, path))
+
+
 def metric(llm: LLM, name: str) -> float:
     """Return a sum of all requests."""
     values = {each.name: each for each in llm.get_metrics()}
@@ -152,3 +222,18 @@ def counting_target(reference: Reference) -> Tensor:
 def following(rows: Tensor, distance: int) -> Tensor:
     """Return the output head that says t + distance of row t."""
     return rows.roll(distance, 0)
+
+
+def speculator_of_next(rows: Tensor, num_stages: int) -> dict[str, Tensor]:
+    """The tensors of an `mlp_speculator` that says t + 1 after t, of which rows [V, size] is the
+    embedding. It reads only the tokens."""
+    normed = rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    states = functional.normalize(functional.gelu(normed), dim=-1)
+    tensors = {}
+    for stage in range(num_stages):
+        tensors[f"emb.{stage}.weight"] = rows
+        tensors[f"ln.{stage}.weight"] = torch.ones(SIZE)
+        tensors[f"ln.{stage}.bias"] = torch.zeros(SIZE)
+        tensors[f"proj.{stage}.weight"] = torch.zeros(SIZE, SIZE)
+        tensors[f"head.{stage}.weight"] = following(states, 1)
+    return tensors
