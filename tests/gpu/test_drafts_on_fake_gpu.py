@@ -20,6 +20,8 @@ from tiny_drafts import METHODS, Drafted
 from pegboard import LLM, SamplingParams
 from pegboard.data.batch import Batch
 from pegboard.data.sampling_params import StructuredOutputsParams
+from pegboard.worker.recordings import Recorded
+from pegboard.worker.stages import Stages
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted_triton"),
@@ -47,6 +49,19 @@ def drafted(method: str, folder: Path, monkeypatch: pytest.MonkeyPatch, noise: f
 def generate(llm: LLM, params: SamplingParams) -> list[list[int]]:
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
+    """Return the recordings of whole steps that are replayed from now on."""
+    replays: list[Recorded] = []
+    decode = Stages.decode
+
+    def watched(stages: Stages, recorded: Recorded, num_tokens: int) -> Any:
+        replays.append(recorded)
+        return decode(stages, recorded, num_tokens)
+
+    monkeypatch.setattr(Stages, "decode", watched)
+    return replays
 
 
 def logprobs(llm: LLM) -> list[dict[tuple[int, int], float]]:
@@ -78,6 +93,7 @@ def test_right_drafts_are_verified_without_waiting(
     here = drafted(method, tmp_path, monkeypatch, noise=0.05)
     expected = generate(LLM(str(here.directory), dtype="float32"), GREEDY)
     settings = {"speculative_config": here.config, "max_in_flight": 2, "max_num_seqs": 2}
+    replays = replayed(monkeypatch)
     with engine_on_fake_gpu(here.directory, **settings) as (llm, gpu):
         waits = (gpu.host_reads, gpu.blocking_uploads)
         assert generate(llm, GREEDY) == expected
@@ -85,6 +101,7 @@ def test_right_drafts_are_verified_without_waiting(
         verifying = [is_alone for batch, is_alone in submitted if batch.num_draft_tokens.any()]
         assert verifying.count(False) >= 2, "steps with drafts are scheduled ahead"
         assert len(submitted) <= 6, "nearly all drafts are right"
+    assert any(each.num_tokens > each.num_rows for each in replays), "recorded with all drafts"
 
 
 @pytest.mark.parametrize(

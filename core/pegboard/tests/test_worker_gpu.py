@@ -86,7 +86,12 @@ def plan_of(worker: Worker, num_blocks: int = 40) -> KVPlan:
 def batch_of(
     step: int, rows: Sequence[int], counts: Sequence[int], computed: Sequence[int], **more: object
 ) -> Batch:
-    fields = {"new": [], "removed_rows": NONE, "samples": np.ones(len(rows), bool)} | more
+    fields = {
+        "new": [],
+        "removed_rows": NONE,
+        "samples": np.ones(len(rows), bool),
+        "copy_blocks": np.zeros((0, 3), np.int32),
+    } | more
     return Batch(
         step=step,
         rows=np.array(rows, np.int32),
@@ -94,7 +99,6 @@ def batch_of(
         num_computed_tokens=np.array(computed, np.int32),
         num_draft_tokens=np.zeros(len(rows), np.int32),
         new_blocks=BlockDelta.empty(),
-        copy_blocks=np.zeros((0, 3), np.int32),
         **fields,
     )  # type: ignore[arg-type]
 
@@ -169,6 +173,18 @@ def test_nothing_waits_for_the_device_between_steps(gpu: FakeGPU, tmp_path: Path
     assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking)
     assert gpu.downloads - downloads == 8, "each step copies only the tokens to the host"
     assert [buffer.on_device.data_ptr() for buffer in worker.running.inputs.buffers] == addresses
+
+
+def test_blocks_are_copied_without_waiting(gpu: FakeGPU, tmp_path: Path) -> None:
+    worker = ready(tmp_path)
+    (expected,) = generate(worker, 2, [PROMPTS[0]])
+    worker.run(batch_of(0, [0], [3], [0], new=[request(0, PROMPTS[0])]))()
+    second = msgspec.structs.replace(request(1, PROMPTS[0]), num_computed_tokens=2)
+    waits = gpu.host_reads, gpu.blocking_uploads
+    copies = np.array([[0, 1, 9]], np.int32)
+    wait = worker.run(batch_of(1, [1], [1], [2], new=[second], copy_blocks=copies))
+    assert (gpu.host_reads, gpu.blocking_uploads) == waits
+    assert wait().token_ids.row(0).tolist() == expected[:1]
 
 
 def test_drafts_are_uploaded_without_waiting(gpu: FakeGPU, tmp_path: Path) -> None:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pegboard.interfaces.platform import Copies
+
+
+def sent_once(array: np.ndarray, device: str, copies: Copies | None) -> Tensor:
+    """Return an array on the device, in memory of its own. The host does not wait for the copy."""
+    tensor = torch.from_numpy(array)
+    if copies is None:
+        return tensor
+    host = copies.host(array.shape, tensor.dtype)
+    host.copy_(tensor)
+    target = torch.empty(array.shape, dtype=tensor.dtype, device=device)
+    copies.upload(host, target)
+    return target
 
 
 class Buffer:

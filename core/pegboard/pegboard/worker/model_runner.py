@@ -18,10 +18,8 @@ from pegboard.data.batch import (
     TransferReport,
 )
 from pegboard.errors import expect
-from pegboard.worker.endings import (
-    Masks,
-    Step,
-)
+from pegboard.worker.buffers import sent_once
+from pegboard.worker.endings import Masks, Step
 from pegboard.worker.exact_rows import ExactRows
 from pegboard.worker.given_rows import GivenRows
 from pegboard.worker.kept_states import KeptStates
@@ -210,10 +208,8 @@ class ModelRunner:
         for index, group in enumerate(self.parts.plan.groups):
             pairs = copies[copies[:, 0] == index]
             if len(pairs):
-                source, destination = (
-                    torch.from_numpy(pairs[:, c].astype(np.int64)).to(self.parts.device)
-                    for c in (1, 2)
-                )
+                columns = pairs[:, 1:].T.astype(np.int64, order="C")
+                source, destination = sent_once(columns, self.parts.device, self.parts.copies)
                 copy_blocks(self.parts.views, group, source, destination)
 
     def _empty(self, batch: Batch) -> StepOutput:
