@@ -16,6 +16,7 @@ import tiny_drafts
 from fake_gpu_engine import engine_on_fake_gpu, submitted_steps
 from pegboard_kernel_triton import sampling
 from tiny_drafts import METHODS, Drafted
+from torch import Tensor
 
 from pegboard import LLM, SamplingParams
 from pegboard.data.batch import Batch
@@ -56,7 +57,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
     replays: list[Recorded] = []
     decode = Stages.decode
 
-    def watched(stages: Stages, recorded: Recorded, num_tokens: int) -> Any:
+    def watched(stages: Stages, recorded: Recorded, num_tokens: int) -> tuple[Tensor, Tensor]:
         replays.append(recorded)
         return decode(stages, recorded, num_tokens)
 
