@@ -7,9 +7,10 @@ the tokens per second of plain decoding, which is the number of rows over the ti
 (see `costs`). A draft model also takes time for each depth, which all rows share.
 
 A row that verifies nothing still gets one proposal, which is compared with the next token. So its
-estimate rises when the text repeats itself, and until then its steps are plain decoding. After a
-wrong proposal, the next one comes in one of twice as many steps, and rows take turns. A draft model
-proposes for all rows together, and only now and then, because its proposals take time.
+estimate rises when the text repeats itself, and until then its steps are plain decoding. If there
+was no proposal, or a wrong one, the next one comes in one of twice as many steps. If there are many
+such rows, they take turns. A draft model proposes for all rows together, and only now and then,
+because its proposals take time.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ WEIGHT = 0.3
 """The weight of the newest draft token in the estimate."""
 USUAL_WEIGHT = 0.01
 """The weight of a row's estimate in the estimate for new requests."""
+NO_PROPOSAL = -1
+"""Stands for a token in a row that was to get a proposal and got none."""
 LOWEST_RATE = 0.01
 HIGHEST_RATE = 0.995
+PROBE_ROWS = 8
+"""At most about so many rows that verify nothing get a proposal in a step."""
 MOST_PAUSE = 8
 """A row that verifies nothing gets a proposal at least once in so many steps."""
 PROBE_STEPS = 16
@@ -85,10 +90,13 @@ class DraftLengths:
             for row, limit in zip(rows, most, strict=True)
         ]
         self._num_steps += 1
+        turns = 1 if self._has_model else max(1, counts.count(0) // PROBE_ROWS)
         counts = [
-            count or min(limit, int((row + self._num_steps) % self._pauses[row] == 0))
+            count or min(limit, int((row + self._num_steps) % max(turns, self._pauses[row]) == 0))
             for row, count, limit in zip(rows, counts, most, strict=True)
         ]
+        for row, count in zip(rows, counts, strict=True):
+            self._next[row] = NO_PROPOSAL if count else None
         return self._worth_their_depth(rows, counts) if self._has_model else counts
 
     def took(self, depths: int, seconds: float) -> None:
@@ -106,7 +114,8 @@ class DraftLengths:
         gain = 0.0
         kept = []
         for row, proposal in zip(step.rows.tolist(), proposals, strict=True):
-            self._next[row] = int(proposal[0]) if len(proposal) else None
+            if len(proposal):
+                self._next[row] = int(proposal[0])
             rate = self._rates[row]
             count = len(proposal) if rate >= worth else 0
             gain += rate * (1 - rate**count) / (1 - rate) - worth * count
@@ -168,10 +177,12 @@ class DraftLengths:
             right = count - 1
             wrong = count <= tried
             if not tried and (shown := self._next[row]) is not None:
-                right = int(history[-1] == shown)
-                wrong = not right
-                waits = wrong and not self._has_model
+                is_right = history[-1] == shown
+                waits = not (is_right or self._has_model)
                 self._pauses[row] = min(2 * self._pauses[row], MOST_PAUSE) if waits else 1
+                if shown != NO_PROPOSAL:
+                    right = int(is_right)
+                    wrong = not is_right
             rate = 1 - (1 - self._rates[row]) * (1 - WEIGHT) ** right
             self._rates[row] = min(
                 max(rate * (1 - WEIGHT) if wrong else rate, LOWEST_RATE), HIGHEST_RATE
