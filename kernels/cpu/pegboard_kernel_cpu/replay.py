@@ -59,8 +59,7 @@ class NativeReplay:
         self.programs: list[Program] = []
 
     def sizes(self, trait: str, largest: int) -> Sequence[int]:
-        """Return only the largest size: one program serves every number of rows. Drafts of many
-        requests are verified by the program for decodes, whose buffers are as large."""
+        """Return only the largest size: one program serves every number of rows."""
         return (min(largest, MOST_VERIFIED) if trait == "verify" else largest,)
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Program:

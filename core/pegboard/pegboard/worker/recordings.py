@@ -77,8 +77,13 @@ class Recordings:
         largest = self._inputs.max_tokens
         if trait != "forward":
             largest = min(max_rows * per_row, largest)
-        whole = {size // per_row for size in replay.sizes(trait, largest)} - {0}
-        return [(min(count, max_rows), count * per_row) for count in sorted(whole)]
+        sizes = replay.sizes(trait, largest)
+        if replay.pads:
+            whole = {size // per_row for size in sizes} - {0}
+            return [(min(count, max_rows), count * per_row) for count in sorted(whole)]
+        if trait == "decode" and self.find("verify", max_rows) is not None:
+            return []  # a recording serves any rows, so this one serves decodes too
+        return [(max_rows, size) for size in sizes]
 
     def find(self, trait: Trait, num_tokens: int, num_rows: int = 0) -> Recorded | None:
         """Return the smallest recording for at least so many tokens and rows."""
