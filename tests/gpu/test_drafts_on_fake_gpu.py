@@ -29,6 +29,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # where sigmoid is 0
 ]
 
+BY_TRITON = ("draft_model", "mtp")
+"""The methods whose kernels are interpreted. The kernels do not depend on the method."""
 PROMPTS = [[40, 41, 42, 43, 44], [60, 61]]
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 DRAWN = SamplingParams(temperature=0.7, top_k=40, top_p=0.9, max_tokens=4, ignore_eos=True)
@@ -94,6 +96,7 @@ def test_right_drafts_are_verified_without_waiting(
     here = drafted(method, tmp_path, monkeypatch, noise=0.05)
     expected = generate(LLM(str(here.directory), dtype="float32"), GREEDY)
     settings = {"speculative_config": here.config, "max_in_flight": 2, "max_num_seqs": 2}
+    settings["by_triton"] = method in BY_TRITON
     replays = replayed(monkeypatch)
     with engine_on_fake_gpu(here.directory, **settings) as (llm, gpu):
         waits = (gpu.host_reads, gpu.blocking_uploads)
@@ -111,7 +114,8 @@ def test_right_drafts_are_verified_without_waiting(
 def test_drafts_that_are_often_wrong(
     method: str, params: SamplingParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks of prompts, drawn tokens, and requests that need what was sampled before."""
+    """Chunks of prompts, drawn tokens, and requests that need what was sampled before. Torch
+    computes, because it is faster than the interpreter of Triton."""
     here = drafted(method, tmp_path, monkeypatch, noise=0.15)
     on_cpu = LLM(str(here.directory), dtype="float32")
     settings = {
@@ -119,6 +123,7 @@ def test_drafts_that_are_often_wrong(
         "max_in_flight": 2,
         "max_num_seqs": 2,
         "max_num_batched_tokens": 6,
+        "by_triton": False,
     }
     with engine_on_fake_gpu(here.directory, **settings) as (llm, gpu):
         waits = (gpu.host_reads, gpu.blocking_uploads)
@@ -137,9 +142,7 @@ def test_structured_output_waits_for_its_drafts(
     digits = StructuredOutputsParams(regex="[a-z]{4}[0-9]+")
     params = SamplingParams(temperature=0, max_tokens=8, structured_outputs=digits)
     expected = generate(LLM(str(here.directory), dtype="float32"), params)
-    with engine_on_fake_gpu(here.directory, max_num_seqs=2, speculative_config=here.config) as (
-        llm,
-        _,
-    ):
+    settings = {"max_num_seqs": 2, "speculative_config": here.config, "by_triton": False}
+    with engine_on_fake_gpu(here.directory, **settings) as (llm, _):
         assert generate(llm, params) == expected
     assert any(batch.num_draft_tokens.any() for batch, _ in submitted)
