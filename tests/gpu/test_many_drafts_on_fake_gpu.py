@@ -18,14 +18,20 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
 import tiny_drafts
 from fake_gpu_engine import engine_on_fake_gpu, submitted_steps
-from test_adapters_parity import SCALING, random_adapter
-from test_draft_combinations import LONG, RANKS, answer, compare, num_kept, value
+from test_draft_combinations import (
+    LONG,
+    MIXED_ENGINE,
+    answer,
+    compare,
+    give_adapters,
+    num_kept,
+    value,
+)
 from tiny_drafts import METHODS, Drafted
 from tiny_heads import metric
 from tiny_models import VOCAB_SIZE, open_llm
 
 from pegboard import LLM, SamplingParams
-from pegboard.worker import worker
 from pegboard_testing.distributions import chi_square_fits
 
 pytestmark = pytest.mark.usefixtures("interpreted_triton")
@@ -137,26 +143,12 @@ def test_mixes_of_requests(method: str, tmp_path: Path, monkeypatch: pytest.Monk
     torch.manual_seed(1)
     monkeypatch.setattr(tiny_drafts, "NOISE", 0.15)
     here = METHODS[method](tmp_path)
-    adapters = {
-        f"/{number}": random_adapter(here.model, rank, number)
-        for number, rank in enumerate(RANKS, 1)
-    }
-    monkeypatch.setattr(
-        worker, "read_files", lambda registry, base, adapter: (SCALING, adapters[adapter.lora_path])
-    )
+    give_adapters(monkeypatch, here.model)
     common = {
+        **MIXED_ENGINE,
         "dtype": "float32",
-        "skip_tokenizer_init": False,
-        "enable_lora": True,
-        "max_loras": 2,
-        "max_lora_rank": 4,
-        "enable_prompt_embeds": True,
-        "scheduling_policy": "priority",
-        "max_model_len": 48,
-        "max_num_seqs": 6,
         "max_num_batched_tokens": 24,
         "generation_config": "vllm",
-        "disable_log_stats": False,
     }
     settings = {"speculative_config": here.config, "max_in_flight": 2, "block_size": 16}
     settings["num_gpu_blocks_override"] = 1 + 6 * here.num_groups

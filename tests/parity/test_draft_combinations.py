@@ -68,6 +68,18 @@ LONG = [
     for number in range(6)
 ]
 """They do not fit into the KV cache together."""
+MIXED_ENGINE = {
+    "skip_tokenizer_init": False,
+    "enable_lora": True,
+    "max_loras": 2,
+    "max_lora_rank": 4,
+    "enable_prompt_embeds": True,
+    "scheduling_policy": "priority",
+    "max_model_len": 48,
+    "max_num_seqs": 6,
+    "disable_log_stats": False,
+}
+"""Settings with which `answer` can run any mix of requests."""
 PROMPTS = [[*range(3, 40), 70 + number] for number in range(3)] + [[*range(60, 85)], [5, 6]]
 PARAMS = [
     SamplingParams(max_tokens=15, temperature=0, ignore_eos=True, logprobs=1, prompt_logprobs=1),
@@ -155,29 +167,25 @@ def compare(ours: Answers, plain: Answers, tolerance: float = TOLERANCE) -> None
                 assert mine == pytest.approx(wanted, abs=tolerance)
 
 
+def give_adapters(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
+    """Let the paths /1, /2, … of requests name adapters of this model, of the ranks `RANKS`."""
+    adapters = {
+        f"/{number}": random_adapter(model, rank, number) for number, rank in enumerate(RANKS, 1)
+    }
+    monkeypatch.setattr(
+        worker, "read_files", lambda registry, base, adapter: (SCALING, adapters[adapter.lora_path])
+    )
+
+
 def test_any_mix_of_requests(
     drafted: Drafted, open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adapters, structured outputs, stops, priorities, embeddings of prompts, several completions
     and aborts, with so few blocks that requests are preempted. No block is kept."""
-    adapters = {
-        f"/{number}": random_adapter(drafted.model, rank, number)
-        for number, rank in enumerate(RANKS, 1)
-    }
-    monkeypatch.setattr(
-        worker, "read_files", lambda registry, base, adapter: (SCALING, adapters[adapter.lora_path])
-    )
+    give_adapters(monkeypatch, drafted.model)
     engine = {
-        "skip_tokenizer_init": False,
-        "enable_lora": True,
-        "max_loras": 2,
-        "max_lora_rank": 4,
-        "enable_prompt_embeds": True,
-        "scheduling_policy": "priority",
-        "max_model_len": 48,
-        "max_num_seqs": 6,
+        **MIXED_ENGINE,
         "num_gpu_blocks_override": 1 + 12 * drafted.num_groups,
-        "disable_log_stats": False,
         "structured_outputs_config": {"backend": "xgrammar"},
     }
     with (

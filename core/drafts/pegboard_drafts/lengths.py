@@ -7,10 +7,10 @@ the tokens per second of plain decoding, which is the number of rows over the ti
 (see `costs`). A draft model also takes time for each depth, which all rows share.
 
 A row that verifies nothing still gets one proposal, which is compared with the next token. So its
-estimate rises when the text repeats itself, and until then its steps are plain decoding. If there
-was no proposal, or a wrong one, the next one comes in one of twice as many steps. If there are many
-such rows, they take turns. A draft model proposes for all rows together, and only now and then,
-because its proposals take time.
+estimate rises when the text repeats itself, and until then its steps are plain decoding. Each time
+the proposal is wrong or missing, the row waits twice as many steps for another. Many such rows take
+turns. A draft model proposes for all rows together, and only now and then, because its proposals
+take time.
 """
 
 from __future__ import annotations
@@ -95,9 +95,11 @@ class DraftLengths:
             count or min(limit, int((row + self._num_steps) % max(turns, self._pauses[row]) == 0))
             for row, count, limit in zip(rows, counts, most, strict=True)
         ]
+        if self._has_model:
+            counts = self._worth_their_depth(rows, counts)
         for row, count in zip(rows, counts, strict=True):
             self._next[row] = NO_PROPOSAL if count else None
-        return self._worth_their_depth(rows, counts) if self._has_model else counts
+        return counts
 
     def took(self, depths: int, seconds: float) -> None:
         """Learn that a draft model took this time for the drafts of so many depths."""

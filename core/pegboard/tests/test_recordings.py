@@ -17,15 +17,17 @@ WITHOUT = (False,)
 
 
 class Sizes:
-    """A replay that records the given sizes, and the largest one."""
+    """A replay that records the given sizes, and the largest one, at most `most`."""
 
-    def __init__(self, pads: bool, sizes: Sequence[int]) -> None:
+    def __init__(self, pads: bool, sizes: Sequence[int], most: int = 1000) -> None:
         self.pads = pads
         self._sizes = sizes
+        self._most = most
 
     def sizes(self, trait: str, largest: int) -> Sequence[int]:
         if trait == "forward":
             return ()
+        largest = min(largest, self._most)
         return sorted({size for size in self._sizes if size <= largest} | {largest})
 
     def record(self, run: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Any:
@@ -35,10 +37,10 @@ class Sizes:
 
 
 def recorded(replay: Sizes, max_rows: int, max_tokens: int, max_drafts: int) -> Recordings:
-    blank = SimpleNamespace(
+    inputs: Any = SimpleNamespace(
         max_rows=max_rows, max_tokens=max_tokens, has_adapters=False, blank=lambda *sizes: sizes
     )
-    made = Recordings(blank, TRAITS, max_drafts)  # type: ignore[arg-type]
+    made = Recordings(inputs, TRAITS, max_drafts)
     runs = {trait: (lambda *inputs: inputs, [torch.zeros(max_tokens)]) for trait in TRAITS}
     assert made.record(replay, runs, WITHOUT, lambda step: None, "") == []
     return made
@@ -74,7 +76,5 @@ def test_one_recording_is_enough_if_it_serves_any_rows(max_rows: int, max_drafts
         max_rows * (1 + max_drafts)
     ]
     assert made.by_trait["decode", False] == []
-    small = Sizes(False, ())
-    small.sizes = lambda trait, largest: (min(largest, max_rows - 1),)  # type: ignore[method-assign]
-    made = recorded(small, max_rows, 400, max_drafts)
+    made = recorded(Sizes(False, (), max_rows - 1), max_rows, 400, max_drafts)
     assert len(made.by_trait["decode", False]) == 1, "the other one is too small for all rows"

@@ -88,7 +88,8 @@ class Recording(Protocol):
 class Replay(Protocol):
     """Records what a rank computes once, and replays it without running Python for each layer.
     Recordings may share memory, because only one runs at a time. pads: a recording always computes
-    all of its rows, so a step is padded to the next larger size."""
+    all of its rows, so a step is padded to the next larger size. Otherwise it serves every smaller
+    step, however its tokens belong to requests."""
 
     pads: bool
 

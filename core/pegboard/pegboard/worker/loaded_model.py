@@ -343,7 +343,7 @@ class LoadedModel:
         self, inputs: InputBuilder, traits: Sequence[Trait] = TRAITS, max_drafts: int = 0
     ) -> Stages:
         """Read the inputs of steps from these buffers, and from the stage before this one. traits:
-        the stages to record. max_drafts: see `Stages`."""
+        the stages to record. max_drafts: see `Recordings`."""
         self.inputs = inputs
         before = self.setup.ranks.before
         if (width := self.build.declared.given) is not None:

@@ -107,13 +107,23 @@ def test_a_prompt_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "features", [{}, {"window": 21}, {"chunk": 32, "sinks": torch.linspace(-2, 4, 5)}], ids=str
 )
-def test_splits_of_decodes(
-    monkeypatch: pytest.MonkeyPatch, splits: int, features: dict[str, object]
+@pytest.mark.parametrize(
+    ("tokens", "counts", "lengths"),
+    [(1, [1, 1, 1], [70, 1, 33]), (3, [4, 1, 5, 2], [70, 1, 33, 40])],
+    ids=["decodes", "drafts"],
+)
+def test_splits(
+    monkeypatch: pytest.MonkeyPatch,
+    splits: int,
+    features: dict[str, object],
+    tokens: int,
+    counts: list[int],
+    lengths: list[int],
 ) -> None:
     """Some rows are shorter than the number of splits."""
-    small = attention.Tiles(tokens=1, queries=16, keys=16, splits=splits, warps=4)
+    small = attention.Tiles(tokens=tokens, queries=16, keys=16, splits=splits, warps=4)
     monkeypatch.setattr(attention, "choose_tiles", lambda *shapes: small)
-    Step([1, 1, 1], [70, 1, 33], heads=(5, 1), widths=(24, 24), block_size=4).check(**features)
+    Step(counts, lengths, heads=(5, 1), widths=(24, 24), block_size=4).check(**features)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
@@ -156,19 +166,6 @@ def test_padding_gives_zeros(
     )
     torch.testing.assert_close(found[:num_tokens], expected)
     assert not found[num_tokens:].any()
-
-
-@pytest.mark.parametrize("splits", [2, 8])
-@pytest.mark.parametrize(
-    "features", [{}, {"window": 21}, {"chunk": 32, "sinks": torch.linspace(-2, 4, 4)}], ids=str
-)
-def test_splits_of_rows_with_drafts(
-    monkeypatch: pytest.MonkeyPatch, splits: int, features: dict[str, object]
-) -> None:
-    small = attention.Tiles(tokens=4, queries=16, keys=16, splits=splits, warps=4)
-    monkeypatch.setattr(attention, "choose_tiles", lambda *shapes: small)
-    step = Step([4, 1, 5, 2], [70, 1, 33, 40], heads=(4, 1), widths=(24, 24), block_size=4)
-    step.check(**features)
 
 
 def test_a_step_without_tokens() -> None:
