@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import soundfile
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,6 +22,7 @@ def test_damaged_media_are_read_or_refused() -> None:
         assert results[f"{modality} read"] and results[f"{modality} refused"]
 
 
+@pytest.mark.slow
 def test_damaged_images_over_http() -> None:
     """Only the campaign looks at the time."""
     results, wrong = send(40)

@@ -111,6 +111,7 @@ def tiny_target(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
+@pytest.mark.slow
 def test_train_draft_heads(tiny_target: Path, tmp_path: Path) -> None:
     """A few steps write a head of each method, and an engine drafts with it."""
     methods = ("eagle", "eagle3", "medusa")

@@ -88,7 +88,9 @@ def by_kind(values: np.ndarray) -> np.ndarray:
     return np.bincount(kinds, values, minlength=2**DEPTH)
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "mlp_speculator"])
+@pytest.mark.parametrize(
+    "method", ["draft_model", pytest.param("eagle", marks=pytest.mark.slow), "mlp_speculator"]
+)
 def test_drawn_drafts_leave_the_distribution_of_the_target(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +137,7 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+@pytest.mark.parametrize("method", ["draft_model", pytest.param("eagle", marks=pytest.mark.slow)])
 def test_mixes_of_requests(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With adapters on the target, and with so few blocks that requests are preempted: tokens,
     texts and logprobs are those of the CPU without drafts, also with cached prefixes. No block is

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from server_process import HTTP, MODEL, Server, wait_until
 from test_data_parallel import answers, by_engine, complete, control
 from test_expert_servers import START, mixture, tokens
@@ -63,6 +64,7 @@ def test_a_server_grows_and_shrinks(server: Server, start_server: StartServer) -
     elastic.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_several_api_processes_know_the_new_engines(start_server: StartServer) -> None:
     elastic = start_server(
         *ELASTIC, "--num-threads", "1", "--api-server-count", "2", "--engine-stall-s", "2"
@@ -85,6 +87,7 @@ def test_several_api_processes_know_the_new_engines(start_server: StartServer) -
     elastic.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_engines_with_shared_out_experts(start_mixture: StartServer) -> None:
     """They start again with other experts. Who asks meanwhile gets a 503."""
     flags = (*START, "--enable-expert-parallel", *ELASTIC)

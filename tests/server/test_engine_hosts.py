@@ -72,6 +72,7 @@ def test_engines_on_two_hosts(server: Server, start: Start) -> None:
     check_end(two, host, 0)
 
 
+@pytest.mark.slow
 def test_a_stall_on_another_host_is_seen(start: Start) -> None:
     """Two API processes see it too."""
     two, host = start("--api-server-count", "2", "--engine-stall-s", "2")
@@ -130,6 +131,7 @@ def test_a_host_that_is_told_to_end(start: Start) -> None:
     check_end(two, host, 1)
 
 
+@pytest.mark.slow
 def test_experts_of_engines_on_two_hosts(
     start: Start, mixture: Path, tmp_path: Path, probe: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_ray_starts_engines(server: Server, start_server: StartServer) -> None:
     wait_until(lambda: not hosts(port), "no host is left")
 
 
+@pytest.mark.slow
 def test_ray_has_no_room(smollm2_gguf: Path, tmp_path: Path) -> None:
     """A Ray of our own has the CPUs of one engine."""
     port = free_port()
@@ -70,6 +71,7 @@ def test_ray_has_no_room(smollm2_gguf: Path, tmp_path: Path) -> None:
     crowded.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_ray_starts_engines_with_shared_out_experts(start_mixture: StartServer) -> None:
     port = free_port()
     elastic = start_mixture(*START, "--enable-expert-parallel", *ray_flags(port))

@@ -173,6 +173,7 @@ def in_a_process(folder: Path, settings: dict[str, Any], **environment: str) -> 
     return list(json.loads(ended.stdout.decode().splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_a_ray_of_its_own_ends_with_the_engine(tmp_path: Path, expected: list[list[int]]) -> None:
     settings = {**SETTINGS, "pipeline_parallel_size": 2}
     answers, ((num_nodes, folder),), is_connected = in_a_process(tmp_path / "own", settings)
