@@ -3,7 +3,7 @@ steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -114,11 +114,12 @@ def submitted_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, bool]]
 
 @contextmanager
 def engine_on_fake_gpu(
-    model: Path, by_triton: bool = True, **settings: Any
+    model: Path, by_triton: bool = True, kernels: Collection[str] = (), **settings: Any
 ) -> Iterator[tuple[LLM, FakeGPU]]:
     """An engine in whose steps nothing waits for the device, as far as the caller checks
     `FakeGPU.host_reads`. by_triton: False = torch computes attention and ops on the fake device,
-    because the interpreter of Triton takes far longer."""
+    because the interpreter of Triton takes far longer; kernels: the ops and weight formats that
+    Triton computes all the same."""
     discover = Registry.discover
     instead = {
         ("platform", "cuda"): "pegboard_testing.fake_gpu:FAKE_GPU",
@@ -132,7 +133,10 @@ def engine_on_fake_gpu(
             if (entry.kind, entry.name) in instead
             else entry
             for entry in found.scan.entries
-            if by_triton or entry.kind != "kernel"
+            if by_triton
+            or entry.kind != "kernel"
+            or not entry.name.endswith(".triton")
+            or entry.name.removesuffix(".triton") in kernels
         )
         return Registry(replace(found.scan, entries=entries), found.config)
 

@@ -66,6 +66,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.fake_gpu",
         "pegboard_testing.fake_triton",
         "pegboard_testing.held_memory",
+        "pegboard_testing.stored_rows",
         "pegboard_testing.layouts",
         "pegboard_testing.fake_parts",
         "pegboard_testing.sampling_reference",

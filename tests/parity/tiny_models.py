@@ -173,6 +173,18 @@ def check_parity(
     tolerance: float = TOLERANCE,
     **settings: Any,
 ) -> None:
+    """Compares the answers of an engine with those of transformers."""
+    with open_llm(reference.directory, **settings) as llm:
+        check_answers(reference, llm, lengths, tolerance=tolerance)
+
+
+def check_answers(
+    reference: Reference,
+    llm: LLM,
+    lengths: Sequence[int] = PROMPT_LENGTHS,
+    *,
+    tolerance: float = TOLERANCE,
+) -> None:
     """Compares the logprobs of the whole vocabulary after every token of every prompt and output,
     and every greedy choice."""
     prompts = random_prompts(lengths)
@@ -184,10 +196,9 @@ def check_parity(
         ignore_eos=True,
         detokenize=False,
     )
-    with open_llm(reference.directory, **settings) as llm:
-        outputs = llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
-        )
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+    )
     for prompt, output in zip(prompts, outputs, strict=True):
         completion = output.outputs[0]
         expected = reference.logprobs([*prompt, *completion.token_ids])

@@ -3,7 +3,6 @@ many tokens."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -22,61 +21,13 @@ from pegboard.ops.float_codes import (
     E2M1,
     CodeWeight,
     FloatCodes,
-    ScaleCodes,
-    float8_values,
-    minifloat_values,
 )
 from pegboard_testing.held_memory import held_bytes
+from pegboard_testing.stored_rows import BLOCKS, CODED, SCALES, VALUES, codes_of
 
 pytestmark = pytest.mark.usefixtures("native")
 
-VALUES = {
-    name: float8_values(getattr(torch, f"float8_{name}"))
-    for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")
-}
-VALUES |= {"e2m1": E2M1, "e3m2": minifloat_values(3, 2), "e2m3": minifloat_values(2, 3)}
-VALUES |= {"nf4": torch.linspace(-1, 1, 16) ** 3 + 0.01, "table": torch.linspace(-3, 2, 256) ** 3}
-CODED = torch.uint8
-"""Scales that are codes with a second level."""
-SCALES = [
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e8m0fnu,
-    CODED,
-]
-BLOCKS = [(1, 16), (1, 32), (1, 64), (128, 128), (5, 48), (1, 10_000), (10_000, 10_000)]
 TOKENS = [1, 2, 3, 4, 5, 11, 13, 16, 17, 97]
-
-
-def codes_of(
-    values: str, scale: torch.dtype, block: tuple[int, int], rows: int, columns: int, seed: int
-) -> FloatCodes:
-    """Return random rows. All finite codes occur, if there are enough places."""
-    generator = torch.Generator().manual_seed(seed)
-    finite = VALUES[values].isfinite().nonzero().flatten().to(torch.uint8)
-    places = torch.randperm(rows * columns, generator=generator) % len(finite)
-    shape = math.ceil(rows / block[0]), math.ceil(columns / block[1])
-    positive = torch.rand(shape, generator=generator) * 0.1 + 0.001
-    scales = coded(shape, generator) if scale is CODED else positive.to(scale)
-    return FloatCodes(finite[places].view(rows, columns), VALUES[values], scales, block, 0.7)
-
-
-def coded(shape: tuple[int, int], generator: torch.Generator) -> ScaleCodes:
-    """Return scales of two levels. As many blocks as possible, up to 8, share a float of the second
-    level. Scales with negative parts have no offset: sums near zero would differ, because kernels
-    round them once where the reference rounds twice."""
-    rows, blocks = shape
-    share = max(size for size in range(1, 9) if blocks % size == 0)
-    offset = 0.02 if share % 2 else 0.0
-    table = torch.rand(17 * share, generator=generator) - (0.0 if offset else 0.3)
-    if rows % 2:
-        table = torch.arange(64) * 0.5 - (0.0 if offset else 16.0)
-    codes = torch.randint(0, len(table), shape, generator=generator, dtype=torch.uint8)
-    return ScaleCodes(
-        codes, table, torch.rand(rows, blocks // share, generator=generator) * 0.1, offset
-    )
 
 
 def filled(

@@ -19,105 +19,11 @@ from pegboard.interfaces.quantization import RepackCache, RepackEntry
 from pegboard.ops.blocks import Blocks, BlockWeight
 from pegboard_testing.contract_float_weight import FloatWeightContract
 from pegboard_testing.held_memory import held_bytes
+from pegboard_testing.stored_rows import COLUMNS, FORMATS, HALF, blocks_of
 
 pytestmark = pytest.mark.usefixtures("native")
 
-HALF = torch.float16
-FLOAT = torch.float32
-BYTES = torch.int8
-PAIRS = torch.uint8
-FORMATS = [
-    (bits, 32, dtype, shift)
-    for bits in (4, 8)
-    for dtype in (HALF, FLOAT)
-    for shift in ("", "minimum", "zeros", "both")
-]
-FORMATS += [
-    (4, 64, HALF, "zeros"),
-    (4, 192, HALF, ""),
-    (4, 96, FLOAT, "minimum"),
-    (8, 64, HALF, "minimum"),
-    (8, 192, FLOAT, "zeros"),
-]
-FORMATS += [
-    (1, 64, HALF, "zeros"),
-    (2, 32, HALF, "minimum"),
-    (2, 64, FLOAT, ""),
-    (3, 32, HALF, "zeros"),
-    (3, 192, FLOAT, "minimum"),
-]
-FORMATS += [
-    (5, 32, FLOAT, ""),
-    (5, 32, HALF, "minimum"),
-    (5, 96, HALF, "zeros"),
-    (6, 32, FLOAT, "both"),
-    (6, 192, HALF, "zeros"),
-]
-FORMATS += [(7, 32, HALF, ""), (7, 64, FLOAT, "zeros")]
-FORMATS += [
-    (2, 16, FLOAT, "minimum"),
-    (3, 16, HALF, ""),
-    (4, 16, HALF, "zeros"),
-    (5, 16, FLOAT, "zeros"),
-    (6, 16, FLOAT, ""),
-]
-FORMATS += [(8, 16, FLOAT, ""), (8, 16, HALF, "both")]
-FORMATS += [
-    (4, 32, BYTES, "minimum"),
-    (5, 32, BYTES, "minimum"),
-    (6, 16, BYTES, ""),
-    (3, 16, BYTES, ""),
-    (2, 16, PAIRS, "minimum"),
-]
-FORMATS += [
-    (4, 96, BYTES, "zeros"),
-    (8, 32, BYTES, "both"),
-    (8, 16, PAIRS, "minimum"),
-    (3, 32, PAIRS, "minimum"),
-]
-"""Bits, columns of a block, type of the scales, and what is added: nothing but one zero point,
-minimums, both, or zero points. Integer scales have a second level."""
-COLUMNS = 192
-"""A multiple of every block size."""
 SOME = settings(max_examples=12, deadline=None)
-
-
-def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
-    """Return random rows in a format. The codes use the whole range."""
-    bits, block_size, dtype, shift = form
-    generator = torch.Generator().manual_seed(seed)
-    low, high, kind = (-128, 128, torch.int8) if bits == 8 else (0, 2**bits, torch.uint8)
-    codes = torch.randint(low, high, (rows, columns), generator=generator).to(kind)
-    shape = (rows, columns // block_size)
-    scale = (torch.rand(shape, generator=generator) * 0.02).to(dtype)
-    minimum = (
-        (torch.randn(shape, generator=generator) * 0.05).to(dtype)
-        if shift in ("minimum", "both")
-        else None
-    )
-    zeros = torch.randint(low, min(high, 127) + 1, shape, generator=generator).to(torch.int8)
-    zero = (
-        zeros
-        if shift == "zeros"
-        else 0
-        if shift == "minimum" or (bits == 8 and not shift)
-        else (low + high) // 2 + 1
-    )
-    if dtype in (HALF, FLOAT):
-        return Blocks(bits, block_size, codes, scale, minimum, zero)
-    outer = (
-        torch.rand((1 if minimum is None else 2, rows, columns // 96), generator=generator).half()
-        * 0.0005
-    )
-    scale = torch.randint(
-        0 if dtype == PAIRS else -128, 256 if dtype == PAIRS else 128, shape, generator=generator
-    ).to(dtype)
-    minimum = (
-        None
-        if minimum is None or dtype == PAIRS
-        else torch.randint(-128, 128, shape, generator=generator).to(BYTES)
-    )
-    return Blocks(bits, block_size, codes, scale, minimum, zero, outer=outer)
 
 
 def quantized(x: torch.Tensor) -> torch.Tensor:

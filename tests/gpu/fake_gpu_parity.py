@@ -1,0 +1,50 @@
+"""Parity with transformers on the fake GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
+
+from fake_gpu_engine import engine_on_fake_gpu
+from tiny_models import Reference, check_answers
+
+from pegboard import SamplingParams
+
+PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, detokenize=False)
+
+
+def check_on_gpu(
+    reference: Reference,
+    kernels: Collection[str] = (),
+    *,
+    waits: bool = False,
+    **settings: Any,
+) -> None:
+    """An engine on the fake GPU gives the tokens and logprobs of transformers, replays recorded
+    steps, and never waits for the device. kernels: those that Triton computes. waits: steps with
+    prompts may wait, and nothing is recorded."""
+    chosen = {
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "block_size": 4,
+        "max_num_batched_tokens": 16,
+        "max_num_seqs": 2,
+        "max_logprobs": -1,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        **settings,
+    }
+    with engine_on_fake_gpu(reference.directory, by_triton=False, kernels=kernels, **chosen) as (
+        llm,
+        gpu,
+    ):
+        before = (gpu.host_reads, gpu.blocking_uploads)
+        llm.generate({"prompt_token_ids": [5, 7, 9]}, PARAMS, use_tqdm=False)
+        if not waits:
+            assert (gpu.host_reads, gpu.blocking_uploads) == before, "no step waits for the device"
+            assert gpu.replays > 0, "decodes are replayed"
+        check_answers(reference, llm, (6, 17))
