@@ -30,7 +30,7 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     """Return (kernel, types of its pointers and numbers, constants, warps). Arguments without a
     type are 32-bit integers. native: how the target reads a cache of e4m3fn."""
     from pegboard_attention_triton import attention, store
-    from pegboard_kernel_triton import elementwise, norm, packed_product, sampling
+    from pegboard_kernel_triton import elementwise, norm, sampling
 
     found = []
     for tokens, rows, stored in ((4096, 2, ""), (4, 4, native)):
@@ -111,33 +111,42 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             8,
         )
     )
-    form = {
-        "COLUMNS": 4096,
-        "DECODING": "integer",
-        "BITS": 4,
-        "BLOCK": 128,
-        "SCALES": "number",
-        "SHIFT": "zero",
-        "ZERO": 0,
-        "OUTER": 0,
-        "OFFSET": 0.0,
-        "HAS_ORDER": True,
-        "PRECISION": "tf32",
+    found += packed_products()
+    return found
+
+
+def packed_products() -> list[tuple[Any, str, dict[str, Any], int]]:
+    """Return the products with some forms of packed weights, with few and many tokens."""
+    from pegboard_kernel_triton import packed_product
+    from pegboard_kernel_triton.packed_form import Form, words_of
+
+    forms = {
+        "GPTQ": ("integer", 4, 128, "number", ("float16", ""), "zero"),
+        "Q2_K": ("integer", 2, 16, "pair", ("uint8", "float16"), "minimum", 0, 256),
+        "Q6_K": ("integer", 6, 16, "number", ("int8", "float16"), "", 32, 256),
+        "NVFP4": ("e2m1", 4, 16, "e4m3", ("uint8", "float32"), "", 0, 4096),
+        "FP8": ("e4m3", 8, 128, "number", ("float32", "")),
     }
-    pair = {"BITS": 2, "BLOCK": 16, "SCALES": "pair", "SHIFT": "minimum", "OUTER": 256}
-    small = {"DECODING": "e2m1", "BLOCK": 16, "SCALES": "e4m3", "SHIFT": "", "OUTER": 4096}
-    for changes, count in ((form, 1), (form, 512), (pair, 1), (small, 64)):
-        tiles = packed_product.choose_tiles(count, 4096, 4096)
-        sizes = {"TOKENS": tiles.tokens, "ROWS": tiles.rows, "TILE": tiles.columns}
+    pointers = {"uint8": "*u8", "int8": "*i8", "float16": "*fp16", "float32": "*fp32"}
+    found = []
+    for decoding, bits, block, *more in forms.values():
+        form = Form(decoding, bits, words_of(bits, 4096), block, *more)
+        codes = "*i32" if form.words else "*u8"
+        scale, outer = form.dtypes
         types = (
-            "x out *bf16, low middle high *u8, scale outer outer_shift *fp16, order *i32"
-            ", shift *i8, table scale_table *fp32"
+            f"x out *bf16, low middle high {codes}, scale {pointers[scale]}, order *i32, outer "
+            f"outer_shift {pointers[outer or scale]}, shift *i8, table scale_table *fp32"
         )
-        if changes is not form:
-            types = types.replace("scale outer", "outer").replace("low", "low scale")
-        found.append(
-            (packed_product._packed_product, types, {**form, **changes, **sizes}, tiles.warps)
-        )
+        for count in (1, 512):
+            tiles = packed_product.choose_tiles(count, 4096, 4096, form)
+            constants = {
+                "COLUMNS": 4096,
+                "HAS_ORDER": bits == 4,
+                "PRECISION": "tf32",
+                **packed_product.constants_of(form),
+                **packed_product.tile_constants(tiles, 4096, form),
+            }
+            found.append((packed_product._packed_product, types, constants, tiles.warps))
     return found
 
 

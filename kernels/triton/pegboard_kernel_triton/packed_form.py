@@ -1,9 +1,12 @@
 """Packed rows of a matrix in device memory: how `Blocks` and `FloatCodes` are laid out for the
 kernels.
 
-A code of b bits is cut into planes of 8, 4, 2 or 1 bits, the low bits first: 3 bits are a plane of
-2 and one of 1. A byte of a plane holds the bits of consecutive columns, the first one lowest. So a
-matrix of b bits takes b bits per column, and a tile of any width is read with wide loads.
+Codes of 4 and 8 bits, the most common ones, are put into 32-bit words. The columns of a word are
+`Form.words` apart. So the codes at one place of consecutive words are consecutive columns, and a
+kernel unpacks a tile without moving numbers between threads. The last words of a row are padded.
+
+A code of b other bits is cut into planes of 4, 2 or 1 bits, the low bits first: 3 bits are a plane
+of 2 and one of 1. A byte of a plane holds the bits of consecutive columns, the first one lowest.
 """
 
 from __future__ import annotations
@@ -16,13 +19,17 @@ from torch import Tensor
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import E2M1, FloatCodes, ScaleCodes, float8_values
 
-PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
+PLANES = {1: (1,), 2: (2,), 3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}
 """Bits of a code → bits of its planes."""
-SHIFTED_E4M3 = 2.0**8
-"""What a float8_e4m3fn code is to be multiplied with after it was shifted into a float16."""
-SHIFTED_E2M1 = 2.0**14
-"""The same for FP4."""
-NANS_OF_E4M3 = (0x7F, 0xFF)
+WORDS = (32, 16)
+"""How many words a kernel reads at a time, if they fill the rows; else the smallest number."""
+FLOATS = {
+    "e4m3": (float8_values(torch.float8_e4m3fn), 0x7F),
+    "e5m2": (float8_values(torch.float8_e5m2), 0x7C),
+    "e2m1": (E2M1, 8),
+}
+"""Floats whose codes a kernel shifts to where a float32 has them: all values, and the first code
+that is no finite number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +37,9 @@ class Form:
     """What a kernel is compiled for: W[r, c] = (decode(code) − zero) · scale + minimum. Rows of
     equal forms are held together.
 
-    decoding: of codes. "integer" = the code itself; "e4m3", "e5m2", "e2m1" = a float that is
-    shifted into a float16; "table" = a position in `table`. block: columns that share a scale.
+    decoding: of codes. "integer" = the code itself; "e4m3", "e5m2", "e2m1" = a finite float;
+    "table" = a position in `table`. words: how many words are read together; 0 = planes. block:
+    columns that share a scale.
     scales: how they are stored: "number" (float32, float16, bfloat16, int8), "pair" (4 bits, and 4
     bits of the minimum), "e4m3", "e8m0", or "table" = a position in `scale_table`, to which
     `scale_offset` is added. shift: what else a block has: "zero" = an int8 zero point, "minimum",
@@ -41,6 +49,7 @@ class Form:
 
     decoding: str
     bits: int
+    words: int
     block: int
     scales: str
     dtypes: tuple[str, str]
@@ -54,10 +63,11 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows in one form. planes: uint8 [rows, ⌈columns · bits of the plane / 8⌉]. scale: [rows,
-    blocks]. shift: [rows, blocks], zero points or minimums; None = there are none, or they are in
-    the pairs. outer: [1 or 2, rows, columns / form.outer], of scales and of minimums. table,
-    scale_table: those of the form, float32."""
+    """Rows in one form. planes: int32 words [rows, ⌈columns · bits / 32⌉ and padding], or uint8
+    [rows, ⌈columns · bits of the plane / 8⌉]. scale: [rows, blocks]. shift: [rows, blocks], zero
+    points or minimums; None = there are none, or they are in the pairs. outer: [1 or 2, rows,
+    columns / form.outer], of scales and of minimums. table: what the codes stand for, float32;
+    None = integers. scale_table: that of the form."""
 
     form: Form
     columns: int
@@ -86,8 +96,11 @@ class Packed:
     def dense(self) -> Tensor:
         """Return the numbers as float32 [rows, columns], with their columns in packed order."""
         form = self.form
-        codes = _codes(self.planes, form.bits, self.columns)
-        numbers = _decoded(codes, form) if self.table is None else self.table[codes.int()]
+        codes = _codes(self.planes, form, self.columns)
+        if self.table is not None:
+            numbers = self.table[codes.int()]
+        else:
+            numbers = codes.float() - (form.zero + (128 if form.bits == 8 else 0))
         scale, minimum = self._scales()
         if form.shift == "zero":
             assert self.shift is not None
@@ -128,6 +141,7 @@ def pack_blocks(rows: Blocks, device: torch.device | str) -> Packed:
     form = Form(
         "integer",
         rows.bits,
+        words_of(rows.bits, columns),
         rows.block_size,
         "pair" if is_pair else "number",
         (_name(rows.scale), "" if outer is None else _name(outer)),
@@ -138,7 +152,7 @@ def pack_blocks(rows: Blocks, device: torch.device | str) -> Packed:
     return Packed(
         form,
         columns,
-        _planes(rows.codes.to(device), rows.bits),
+        _packed(rows.codes.to(device), form),
         rows.scale.to(device),
         None if shift is None else shift.to(device),
         None if outer is None else outer.to(device),
@@ -148,10 +162,11 @@ def pack_blocks(rows: Blocks, device: torch.device | str) -> Packed:
 def pack_codes(rows: FloatCodes, device: torch.device | str) -> Packed:
     """Return codes of floats in packed order on the device. The factor of the matrix is part of
     scales in float32, and of the outer factors of others."""
-    decoding, bits, unit = _decoding(rows)
+    bits = {16: 4, 64: 6}.get(len(rows.values), 8)
+    decoding = _decoding(rows)
     (count, columns) = rows.codes.shape
     block = min(rows.block[1], columns)
-    factor = rows.factor * unit
+    factor = rows.factor
     stored = rows.scale
     table: tuple[float, ...] = ()
     offset = 0.0
@@ -174,6 +189,7 @@ def pack_codes(rows: FloatCodes, device: torch.device | str) -> Packed:
     form = Form(
         decoding,
         bits,
+        words_of(bits, columns),
         block,
         kind,
         (_name(scale), "" if outer is None else _name(outer)),
@@ -185,11 +201,11 @@ def pack_codes(rows: FloatCodes, device: torch.device | str) -> Packed:
     return Packed(
         form,
         columns,
-        _planes(rows.codes.to(device), bits),
+        _packed(rows.codes.to(device), form),
         scale.to(device),
         None,
         None if outer is None else outer.to(device),
-        torch.tensor(form.table).to(device) if form.table else None,
+        rows.values.to(device),
         torch.tensor(table).to(device) if table else None,
     )
 
@@ -229,31 +245,38 @@ def _spread(values: Tensor, block: int, columns: int) -> Tensor:
     return values.repeat_interleave(block, -1)[..., :columns]
 
 
-def _decoding(rows: FloatCodes) -> tuple[str, int, float]:
-    """Return how codes are decoded, their bits, and what the results are multiplied with. Shifting
-    cannot give the NaN of e4m3, so a matrix that contains it has a table."""
-    values = rows.values
-    bits = {16: 4, 64: 6}.get(len(values), 8)
-    if bits == 4 and torch.equal(values, E2M1):
-        return "e2m1", bits, SHIFTED_E2M1
-    for decoding, dtype, unit in (
-        ("e4m3", torch.float8_e4m3fn, SHIFTED_E4M3),
-        ("e5m2", torch.float8_e5m2, 1.0),
-    ):
-        is_same = bits == 8 and torch.equal(
-            values.view(torch.int32), float8_values(dtype).view(torch.int32)
-        )
-        has_nan = decoding == "e4m3" and any(bool((rows.codes == n).any()) for n in NANS_OF_E4M3)
-        if is_same and not has_nan:
-            return decoding, bits, unit
-    return "table", bits, 1.0
+def words_of(bits: int, columns: int) -> int:
+    """Return `Form.words` for rows of this length."""
+    if bits not in (4, 8):
+        return 0
+    each = 32 // bits
+    return next((count for count in WORDS if columns % (each * count) == 0), WORDS[-1])
 
 
-def _planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
-    """Return the planes of codes [rows, columns]."""
-    codes = codes.view(torch.uint8) if codes.dtype == torch.int8 else codes
+def _decoding(rows: FloatCodes) -> str:
+    """Return how codes are decoded. A matrix with infinities or NaN has a table."""
+    values = rows.values.view(torch.int32)
+    for decoding, (known, end) in FLOATS.items():
+        if torch.equal(values, known.view(torch.int32)):
+            sign = len(known) // 2
+            is_finite = bool((rows.codes & (sign - 1) < end).all())
+            return decoding if is_finite else "table"
+    return "table"
+
+
+def _packed(codes: Tensor, form: Form) -> tuple[Tensor, ...]:
+    """Return codes [rows, columns] in packed order."""
+    if form.words:
+        each = 32 // form.bits
+        codes = codes.view(torch.uint8) ^ 128 if codes.dtype == torch.int8 else codes
+        codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % (each * form.words)))
+        groups = codes.unflatten(1, (-1, each, form.words)).int()
+        words = groups[:, :, 0].clone()
+        for place in range(1, each):
+            words |= groups[:, :, place] << (form.bits * place)
+        return (words.flatten(1),)
     planes = []
-    for width in PLANES[bits]:
+    for width in PLANES[form.bits]:
         per_byte = 8 // width
         part = codes & ((1 << width) - 1)
         part = torch.nn.functional.pad(part, (0, -part.shape[1] % per_byte))
@@ -261,32 +284,24 @@ def _planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
         for place in range(1, per_byte):
             plane |= part[:, place::per_byte] << (place * width)
         planes.append(plane)
-        codes = codes >> width if width < 8 else codes
+        codes = codes >> width
     return tuple(planes)
 
 
-def _codes(planes: tuple[Tensor, ...], bits: int, columns: int) -> Tensor:
-    """Return the codes [rows, columns] of planes, uint8."""
+def _codes(planes: tuple[Tensor, ...], form: Form, columns: int) -> Tensor:
+    """Return the codes [rows, columns], uint8 or int32. Those of 8-bit integers are larger by
+    128."""
+    if form.words:
+        (words,) = planes
+        shifts = torch.arange(0, 32, form.bits, dtype=torch.int32, device=words.device)
+        groups = words.unflatten(1, (-1, 1, form.words)) >> shifts.view(-1, 1)
+        return (groups & ((1 << form.bits) - 1)).flatten(1)[:, :columns]
     codes: Tensor | None = None
     low = 0
-    for width, plane in zip(PLANES[bits], planes, strict=True):
+    for width, plane in zip(PLANES[form.bits], planes, strict=True):
         shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=plane.device)
         part = (plane.unsqueeze(-1) >> shifts & ((1 << width) - 1)).flatten(1)[:, :columns]
         codes = part if codes is None else codes | part << low
         low += width
     assert codes is not None
     return codes
-
-
-def _decoded(codes: Tensor, form: Form) -> Tensor:
-    """Return the numbers of codes without a table, as the kernels decode them."""
-    if form.decoding == "integer":
-        return (codes.view(torch.int8) if form.bits == 8 else codes).float() - form.zero
-    wide = codes.to(torch.int16)
-    if form.decoding == "e4m3":
-        halves = (wide & 0x80) << 8 | (wide & 0x7F) << 7
-    elif form.decoding == "e2m1":
-        halves = (wide & 8) << 12 | (wide & 7) << 9
-    else:
-        halves = wide << 8
-    return halves.view(torch.float16).float()

@@ -9,77 +9,111 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pegboard_kernel_triton.packed_form import PLANES, Packed
+from pegboard_kernel_triton.packed_form import Form, Packed
+
+MAGIC = tl.constexpr(0x4B000000)
+"""Bits of 2^23 as a float: what is put into the low bits is added to it, exactly."""
 
 
 @triton.jit
-def _plane(base, rows, is_row, start, width, BITS: tl.constexpr, TILE: tl.constexpr):
+def _plane(base, rows, start, width, BITS: tl.constexpr, TILE: tl.constexpr):
     """Return the bits of one plane, int32 [rows, TILE]. width: bytes of a row."""
     EACH: tl.constexpr = 8 // BITS
     at = start // EACH + tl.arange(0, TILE // EACH)[None, :]
-    words = tl.load(base + rows * width + at, mask=is_row & (at < width), other=0).to(tl.int32)
-    if EACH > 1:
-        shifts = (tl.arange(0, EACH) * BITS)[None, None, :]
-        bits = (words[:, :, None] >> shifts) & ((1 << BITS) - 1)
-        words = bits.reshape(words.shape[0], TILE)
-    return words
+    words = tl.load(base + rows * width + at, mask=at < width, other=0).to(tl.int32)
+    shifts = (tl.arange(0, EACH) * BITS)[None, None, :]
+    bits = (words[:, :, None] >> shifts) & ((1 << BITS) - 1)
+    return bits.reshape(words.shape[0], TILE)
 
 
 @triton.jit
-def _codes(low, middle, high, rows, is_row, start, columns, BITS: tl.constexpr, TILE: tl.constexpr):
-    """Return codes, int32 [rows, TILE]. See `packed_form.PLANES`."""
-    LOW: tl.constexpr = 8 if BITS == 8 else 4 if BITS >= 4 else 2 if BITS >= 2 else 1
+def _codes(low, middle, high, rows, start, columns, BITS: tl.constexpr, TILE: tl.constexpr):
+    """Return codes, int32 [rows, TILE], from planes. See `packed_form.PLANES`."""
+    LOW: tl.constexpr = 4 if BITS > 4 else 2 if BITS >= 2 else 1
     REST: tl.constexpr = BITS - LOW
-    codes = _plane(low, rows, is_row, start, tl.cdiv(columns * LOW, 8), LOW, TILE)
+    codes = _plane(low, rows, start, tl.cdiv(columns * LOW, 8), LOW, TILE)
     if REST >= 2:
-        width = tl.cdiv(columns * 2, 8)
-        codes |= _plane(middle, rows, is_row, start, width, 2, TILE) << LOW
+        codes |= _plane(middle, rows, start, tl.cdiv(columns * 2, 8), 2, TILE) << LOW
     if REST == 1:
-        codes |= _plane(middle, rows, is_row, start, tl.cdiv(columns, 8), 1, TILE) << LOW
+        codes |= _plane(middle, rows, start, tl.cdiv(columns, 8), 1, TILE) << LOW
     if REST == 3:
-        codes |= _plane(high, rows, is_row, start, tl.cdiv(columns, 8), 1, TILE) << (LOW + 2)
+        codes |= _plane(high, rows, start, tl.cdiv(columns, 8), 1, TILE) << (LOW + 2)
     return codes
 
 
 @triton.jit
-def _half(bits):
-    """Return the float16 numbers of these bits, in float32."""
-    return bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+def _shifted(words, PLACES: tl.constexpr):
+    """Return int32 numbers, shifted to the left, or to the right if PLACES is negative."""
+    if PLACES >= 0:
+        moved = words << PLACES
+    else:
+        moved = words >> (-PLACES)
+    return moved
 
 
 @triton.jit
-def _numbers(codes, table, DECODING: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr):
-    """Return what codes stand for, in float32."""
+def _floats(words, AT: tl.constexpr, BITS: tl.constexpr, MANTISSA: tl.constexpr):
+    """Return the floats of BITS bits whose first bit is bit AT of a word. Their bits become those
+    of a float32 that is too small by the difference of the biases."""
+    EXPONENT: tl.constexpr = BITS - 1 - MANTISSA
+    LOWEST: tl.constexpr = 23 - MANTISSA
+    UNIT: tl.constexpr = 2.0 ** (128 - (1 << (EXPONENT - 1)))
+    sign = _shifted(words, 32 - BITS - AT) & -2147483648
+    rest = _shifted(words, LOWEST - AT) & (((1 << (BITS - 1)) - 1) << LOWEST)
+    return (sign | rest).to(tl.float32, bitcast=True) * UNIT
+
+
+@triton.jit
+def _numbers(
+    codes,
+    zero,
+    table,
+    AT: tl.constexpr,
+    DECODING: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """Return what the codes of BITS bits from bit AT of each word on stand for, in float32. zero:
+    zero points, which integers are counted from."""
     if DECODING == "integer":
-        signed = codes
-        if BITS == 8:
-            signed = (codes ^ 128) - 128
-        numbers = (signed - ZERO).to(tl.float32)
-    elif DECODING == "table":
-        numbers = tl.load(table + codes)
+        PLACE: tl.constexpr = AT % 16
+        UNIT: tl.constexpr = 1.0 / (1 << PLACE)
+        part = _shifted(codes, PLACE - AT) & (((1 << BITS) - 1) << PLACE)
+        numbers = (part | MAGIC).to(tl.float32, bitcast=True) * UNIT - (8388608.0 * UNIT + zero)
     elif DECODING == "e4m3":
-        numbers = _half(((codes & 0x80) << 8) | ((codes & 0x7F) << 7))
+        numbers = _floats(codes, AT, BITS, 3)
+    elif DECODING == "e5m2":
+        numbers = _floats(codes, AT, BITS, 2)
     elif DECODING == "e2m1":
-        numbers = _half(((codes & 8) << 12) | ((codes & 7) << 9))
+        numbers = _floats(codes, AT, BITS, 1)
     else:
-        numbers = _half(codes << 8)
+        numbers = tl.load(table + (_shifted(codes, -AT) & ((1 << BITS) - 1)))
     return numbers
 
 
 @triton.jit
-def _spread(base, rows, is_row, start, count, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """Return the stored numbers of the blocks of TILE columns, [rows, TILE] or [rows, 1]. count:
-    blocks of a row. If a tile has whole blocks, or is within one, each is read once."""
+def _spread(
+    base,
+    rows,
+    start,
+    count,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+):
+    """Return the stored numbers of the blocks of TILE columns, [rows, TILE] or [rows, 1]. start: a
+    multiple of TILE. count: blocks of a row. IS_WHOLE: no columns are beyond the last. If a tile
+    has whole blocks, or is within one, each is read once."""
     if BLOCK % TILE == 0:
-        values = tl.load(base + rows * count + start // BLOCK, mask=is_row, other=0)
+        block = start // BLOCK if IS_WHOLE else tl.minimum(start // BLOCK, count - 1)
+        values = tl.load(base + rows * count + block)
     elif TILE % BLOCK == 0:
         at = start // BLOCK + tl.arange(0, TILE // BLOCK)[None, :]
-        few = tl.load(base + rows * count + at, mask=is_row & (at < count), other=0)
+        few = tl.load(base + rows * count + at, mask=at < count, other=0)
         wide = few[:, :, None].broadcast_to(few.shape[0], TILE // BLOCK, BLOCK)
         values = wide.reshape(few.shape[0], TILE)
     else:
         at = ((start + tl.arange(0, TILE)) // BLOCK)[None, :]
-        values = tl.load(base + rows * count + at, mask=is_row & (at < count), other=0)
+        values = tl.load(base + rows * count + at, mask=at < count, other=0)
     return values
 
 
@@ -88,7 +122,7 @@ def _scale(stored, table, SCALES: tl.constexpr):
     """Return stored scales in float32."""
     if SCALES == "e4m3":
         codes = stored.to(tl.int32)
-        finite = _half(((codes & 0x80) << 8) | ((codes & 0x7F) << 7)) * 256.0
+        finite = _floats(codes, 0, 8, 3)
         number = tl.where((codes & 0x7F) == 0x7F, float("nan"), finite)
     elif SCALES == "e8m0":
         codes = stored.to(tl.int32)
@@ -104,10 +138,13 @@ def _scale(stored, table, SCALES: tl.constexpr):
 
 
 @triton.jit
-def _weights(
-    low,
-    middle,
-    high,
+def _add_columns(
+    total,
+    codes,
+    x_rows,
+    order,
+    start,
+    stop,
     scale,
     shift,
     outer,
@@ -115,8 +152,6 @@ def _weights(
     table,
     scale_table,
     rows,
-    is_row,
-    start,
     columns,
     DECODING: tl.constexpr,
     BITS: tl.constexpr,
@@ -126,32 +161,56 @@ def _weights(
     ZERO: tl.constexpr,
     OUTER: tl.constexpr,
     OFFSET: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    PRECISION: tl.constexpr,
     TILE: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    IS_LATE: tl.constexpr,
+    AT: tl.constexpr,
 ):
-    """Return the weights of some rows and of TILE columns from `start` on, float32 [rows, TILE].
-    rows: int64 [rows, 1]. Columns beyond the last have no meaning, but are finite if scales are."""
+    """Return total [tokens, rows] with the products of TILE columns from `start` on, of which those
+    from `stop` on do not count. AT: where the codes are in their words. IS_LATE: all columns of a
+    tile share a scale, so sums are multiplied with it instead of weights."""
+    at = start + tl.arange(0, TILE)[None, :]
+    place = at
+    if HAS_ORDER:
+        place = tl.load(order + at, mask=at < stop, other=0)
+    if IS_WHOLE:
+        values = tl.load(x_rows + place)
+    else:
+        values = tl.load(x_rows + place, mask=at < stop, other=0)
     blocks = tl.cdiv(columns, BLOCK)
-    codes = _codes(low, middle, high, rows, is_row, start, columns, BITS, TILE)
-    numbers = _numbers(codes, table, DECODING, BITS, ZERO)
-    stored = _spread(scale, rows, is_row, start, blocks, BLOCK, TILE)
+    zero = ZERO + 128.0 if BITS == 8 else ZERO + 0.0
+    if SHIFT == "zero":
+        zero += _spread(shift, rows, start, blocks, BLOCK, TILE, IS_WHOLE).to(tl.float32)
+    numbers = _numbers(codes, zero, table, AT, DECODING, BITS)
+    stored = _spread(scale, rows, start, blocks, BLOCK, TILE, IS_WHOLE)
     factor = _scale(stored, scale_table, SCALES)
     if OUTER:
-        number = _spread(outer, rows, is_row, start, tl.cdiv(columns, OUTER), OUTER, TILE)
+        number = _spread(outer, rows, start, tl.cdiv(columns, OUTER), OUTER, TILE, IS_WHOLE)
         factor = factor * number.to(tl.float32)
-    if SHIFT == "zero":
-        zero = _spread(shift, rows, is_row, start, blocks, BLOCK, TILE)
-        numbers -= zero.to(tl.float32)
-    weights = numbers * (factor + OFFSET)
+    factor += OFFSET
     if SHIFT == "minimum":
         if SCALES == "pair":
             minimum = (stored.to(tl.int32) >> 4).to(tl.float32)
         else:
-            minimum = _spread(shift, rows, is_row, start, blocks, BLOCK, TILE).to(tl.float32)
+            minimum = _spread(shift, rows, start, blocks, BLOCK, TILE, IS_WHOLE).to(tl.float32)
         if OUTER:
-            number = _spread(outer_shift, rows, is_row, start, tl.cdiv(columns, OUTER), OUTER, TILE)
+            number = _spread(
+                outer_shift, rows, start, tl.cdiv(columns, OUTER), OUTER, TILE, IS_WHOLE
+            )
             minimum = minimum * number.to(tl.float32)
-        weights += minimum
-    return weights
+    if IS_LATE:
+        part = tl.dot(values, numbers.to(values.dtype).trans(), input_precision=PRECISION)
+        total += part * factor.trans()
+        if SHIFT == "minimum":
+            total += tl.sum(values.to(tl.float32), 1)[:, None] * minimum.trans()
+    else:
+        weights = numbers * factor
+        if SHIFT == "minimum":
+            weights += minimum
+        total = tl.dot(values, weights.to(values.dtype).trans(), total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -186,50 +245,61 @@ def _packed_product(
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    IN_WORDS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    IS_LATE: tl.constexpr,
 ):
     """One program for each TOKENS tokens and ROWS rows of W. Programs that read the same rows
-    follow each other."""
+    follow each other. Places beyond the last token or row are computed as copies of it, so nothing
+    in the loop needs a mask for them."""
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
-    rows = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    is_token = tokens < count
-    is_row = rows < num_rows
+    places = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[None, :]
+    rows = tl.minimum(places, num_rows - 1).reshape(ROWS, 1)
+    x_rows = x + tl.minimum(tokens, count - 1) * x_stride
     total = tl.zeros([TOKENS, ROWS], tl.float32)
-    for start in range(0, COLUMNS, TILE):
-        weights = _weights(
-            low,
-            middle,
-            high,
-            scale,
-            shift,
-            outer,
-            outer_shift,
-            table,
-            scale_table,
-            rows,
-            is_row,
-            start,
-            COLUMNS,
-            DECODING,
-            BITS,
-            BLOCK,
-            SCALES,
-            SHIFT,
-            ZERO,
-            OUTER,
-            OFFSET,
-            TILE,
-        )
-        at = start + tl.arange(0, TILE)[None, :]
-        is_column = at < COLUMNS
-        place = at
-        if HAS_ORDER:
-            place = tl.load(order + at, mask=is_column, other=0)
-        values = tl.load(x + tokens * x_stride + place, mask=is_token & is_column, other=0)
-        weights = tl.where(is_column, weights, 0.0).to(values.dtype)
-        total = tl.dot(values, weights.trans(), total, input_precision=PRECISION)
-    places = out + tokens * out_stride + rows.reshape(1, ROWS)
+    STEP: tl.constexpr = TILE * 32 // BITS if IN_WORDS else TILE
+    WIDTH: tl.constexpr = (COLUMNS + STEP - 1) // STEP * TILE
+    for start in range(0, COLUMNS, STEP):
+        if IN_WORDS:
+            at = start * BITS // 32 + tl.arange(0, TILE)[None, :]
+            codes = tl.load(low + rows * WIDTH + at)
+        else:
+            codes = _codes(low, middle, high, rows, start, COLUMNS, BITS, TILE)
+        for part in tl.static_range(STEP // TILE):
+            total = _add_columns(
+                total,
+                codes,
+                x_rows,
+                order,
+                start + part * TILE,
+                COLUMNS,
+                scale,
+                shift,
+                outer,
+                outer_shift,
+                table,
+                scale_table,
+                rows,
+                COLUMNS,
+                DECODING,
+                BITS,
+                BLOCK,
+                SCALES,
+                SHIFT,
+                ZERO,
+                OUTER,
+                OFFSET,
+                HAS_ORDER,
+                PRECISION,
+                TILE,
+                IS_WHOLE,
+                IS_LATE,
+                part * BITS if IN_WORDS else 0,
+            )
     tl.store(
-        places, total.to(out.dtype.element_ty), mask=is_token & (rows.reshape(1, ROWS) < num_rows)
+        out + tokens * out_stride + places,
+        total.to(out.dtype.element_ty),
+        mask=(tokens < count) & (places < num_rows),
     )
 
 
@@ -243,15 +313,29 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def choose_tiles(count: int, num_rows: int, columns: int) -> Tiles:
+def choose_tiles(count: int, num_rows: int, columns: int, form: Form) -> Tiles:
     """Return the tiles of a product with this number of tokens. Few tokens: narrow tiles make more
     programs, which read W together. No card has measured these numbers."""
-    width = min(128, max(16, triton.next_power_of_2(columns)))
+    width = form.words or min(128 if count <= 16 else 32, triton.next_power_of_2(columns))
     if count <= 16:
         return Tiles(16, 32 if num_rows <= 8192 else 64, width, 4, 4)
-    if count <= 64:
-        return Tiles(64, 64, min(width, 64), 4, 3)
-    return Tiles(128, 128, min(width, 32), 8, 3)
+    return Tiles(64, 64 if count <= 64 else 128, width, 4, 2)
+
+
+def tile_constants(tiles: Tiles, columns: int, form: Form) -> dict[str, object]:
+    """Return the constants that a kernel is compiled with for these tiles."""
+    step = tiles.columns * 32 // form.bits if form.words else tiles.columns
+    is_whole = columns % step == 0
+    return {
+        "TOKENS": tiles.tokens,
+        "ROWS": tiles.rows,
+        "TILE": tiles.columns,
+        "IN_WORDS": form.words > 0,
+        "IS_WHOLE": is_whole,
+        "IS_LATE": tiles.tokens < 32
+        and form.block % tiles.columns == 0
+        and form.outer % tiles.columns == 0,
+    }
 
 
 def arguments_of(packed: Packed) -> tuple[Tensor | None, ...]:
@@ -269,10 +353,8 @@ def arguments_of(packed: Packed) -> tuple[Tensor | None, ...]:
     )
 
 
-def constants_of(packed: Packed) -> dict[str, object]:
+def constants_of(form: Form) -> dict[str, object]:
     """Return the constants that a kernel is compiled with for this form."""
-    form = packed.form
-    assert len(packed.planes) == len(PLANES[form.bits])
     return {
         "DECODING": form.decoding,
         "BITS": form.bits,
@@ -301,7 +383,7 @@ def multiply(x: Tensor, packed: Packed, order: Tensor | None, out: Tensor) -> No
     num_rows = len(packed.scale)
     if not count:
         return
-    tiles = choose_tiles(count, num_rows, packed.columns)
+    tiles = choose_tiles(count, num_rows, packed.columns, packed.form)
     grid = (triton.cdiv(count, tiles.tokens), triton.cdiv(num_rows, tiles.rows))
     _packed_product[grid](
         x,
@@ -313,12 +395,10 @@ def multiply(x: Tensor, packed: Packed, order: Tensor | None, out: Tensor) -> No
         x.stride(0),
         out.stride(0),
         COLUMNS=packed.columns,
-        **constants_of(packed),
+        **constants_of(packed.form),
+        **tile_constants(tiles, packed.columns, packed.form),
         HAS_ORDER=order is not None,
         PRECISION=precision_of(x.dtype),
-        TOKENS=tiles.tokens,
-        ROWS=tiles.rows,
-        TILE=tiles.columns,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )

@@ -1,5 +1,5 @@
-"""Packed weights under Triton's interpreter, compared with their references: every form of codes and
-scales, merged parts, few and many tokens."""
+"""Packed weights under Triton's interpreter, compared with their references: every form of codes
+and scales, merged parts, few and many tokens."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pegboard_kernel_triton import packed_product
+from pegboard_kernel_triton.packed_form import Form
 from pegboard_kernel_triton.packed_product import Tiles
 from pegboard_kernel_triton.packed_weight import TritonBlockWeight, TritonCodeWeight
 
@@ -151,7 +152,11 @@ def test_merged_codes(
 @pytest.mark.parametrize("tiles", [Tiles(16, 16, 16, 4, 1), Tiles(32, 16, 128, 4, 1)], ids=str)
 def test_tiles_do_not_matter(tiles: Tiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are larger, smaller, and no multiple of a tile."""
-    monkeypatch.setattr(packed_product, "choose_tiles", lambda *_: tiles)
+
+    def choose(count: int, num_rows: int, columns: int, form: Form) -> Tiles:
+        return tiles._replace(columns=form.words or tiles.columns)
+
+    monkeypatch.setattr(packed_product, "choose_tiles", choose)
     for form in FORMATS[::7]:
         blocks = blocks_of(form, 19, COLUMNS, 3)
         parts = [filled(kind, COLUMNS, blocks) for kind in (TritonBlockWeight, BlockWeight)]
