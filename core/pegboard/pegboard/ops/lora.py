@@ -9,11 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pegboard.ops.experts import group_of, starts_of
+
 
 class AdapterRows(NamedTuple):
-    """Which rows of a step use which adapter. order: int32 [T], the rows sorted by slot. starts:
-    int32 [slots + 2]; the rows of slot s are order[starts[s] : starts[s + 1]]. The rows of slot 0
-    use the base model only."""
+    """Which rows of a step use which adapter. order: int32, the rows sorted by slot. starts: int32
+    [slots + 2]; the rows of slot s are order[starts[s] : starts[s + 1]]. The rows of slot 0 use the
+    base model only. `order` may be longer than starts[-1]: what follows may be any number, and a
+    row that is not before it uses no adapter."""
 
     order: Tensor
     starts: Tensor
@@ -41,24 +44,28 @@ def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> Ad
     for each of the E experts: that of expert e and slot s is 1 + (s - 1) · E + e.
 
     rows: of the tokens. places: int32 [T, k], those of -1 have no row; starts: int32 [E + 1] (see
-    `ops.sort_by_expert`).
+    `ops.sort_by_expert`). The order is T · k long. Nothing is read on the host.
     """
     num_experts = len(starts) - 1
     num_slots = len(rows.starts) - 2
-    of_tokens = torch.arange(num_slots + 1).repeat_interleave(rows.starts.diff())
-    of_tokens = torch.zeros(len(places), dtype=torch.int64).index_copy_(
-        0, rows.order[: len(of_tokens)].long(), of_tokens
-    )
-    is_here = places.flatten() >= 0
-    slots = torch.empty(int(starts[-1]), dtype=torch.int64)
-    of_rows = of_tokens.repeat_interleave(places.shape[1])
-    slots[places.flatten()[is_here].long()] = of_rows[is_here]
-    experts = torch.arange(num_experts).repeat_interleave(starts.diff())
-    slots = torch.where(slots > 0, 1 + (slots - 1) * num_experts + experts, 0)
-    counts = torch.bincount(slots, minlength=num_slots * num_experts + 1)
-    return AdapterRows(
-        slots.argsort(stable=True).int(), torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-    )
+    num_tokens, top_k = places.shape
+    slots_of = torch.zeros(num_tokens + 1, dtype=torch.int64, device=places.device)
+    order = rows.order[:num_tokens].long()
+    slots = group_of(rows.starts, len(order)).long()
+    nowhere = slots > num_slots
+    slots_of.scatter_(0, order.masked_fill(nowhere, num_tokens), slots)
+    num_rows = num_tokens * top_k
+    targets = places.flatten().long()
+    slots = slots_of.new_zeros(num_rows + 1).scatter_(
+        0,
+        targets.masked_fill(targets < 0, num_rows),
+        slots_of[:-1].unsqueeze(1).expand(-1, top_k).flatten(),
+    )[:-1]
+    experts = group_of(starts, num_rows)
+    last = num_slots * num_experts + 1
+    numbers = torch.where(slots > 0, 1 + (slots - 1) * num_experts + experts, 0)
+    numbers, order = numbers.masked_fill_(experts == num_experts, last).sort(stable=True)
+    return AdapterRows(order.int(), starts_of(numbers, last))
 
 
 def lora_add(
