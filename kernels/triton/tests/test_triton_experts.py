@@ -101,9 +101,7 @@ def test_each_expert_multiplies_its_rows(
     activations, dtype = dtypes
     num_experts = len(counts)
     randn = partial(torch.randn, generator=generator)
-    weight = TritonFloatWeight(
-        (num_experts * out, width), dtype, "cpu", activations=activations
-    )
+    weight = TritonFloatWeight((num_experts * out, width), dtype, "cpu", activations=activations)
     weight.plain().copy_(randn(weight.shape) / width**0.5)
     weight.finish()
     bias = randn(num_experts, out).to(activations) if has_bias else None
@@ -146,8 +144,10 @@ def test_a_captured_product_finds_other_rows() -> None:
     with FakeGPU() as gpu, triton_on_fake_gpu():
         given_weights, given_x = weights.to(DEVICE), x.to(DEVICE)
         starts = torch.tensor([0, 4, 4, 4], dtype=torch.int32).to(DEVICE)
-        recorded = FakeGPUPlatform(None, PlatformSetup()).replay(None).record(
-            lambda rows: (multiply_experts(rows, starts, given_weights),), [given_x]
+        recorded = (
+            FakeGPUPlatform(None, PlatformSetup())
+            .replay(None)
+            .record(lambda rows: (multiply_experts(rows, starts, given_weights),), [given_x])
         )
         starts.copy_(torch.tensor([0, 1, 1, 3], dtype=torch.int32))
         (found,) = recorded(4)
