@@ -69,13 +69,6 @@ def starts_of(numbers: Tensor, num_groups: int) -> Tensor:
     return torch.searchsorted(numbers, groups, out_int32=True)
 
 
-def group_of(starts: Tensor, num_rows: int) -> Tensor:
-    """Return the group of each sorted row: int32 [groups + 1] → int32 [num_rows]. Rows after the
-    last group have the number of groups."""
-    rows = torch.arange(num_rows, dtype=starts.dtype, device=starts.device)
-    return torch.searchsorted(starts[1:], rows, right=True, out_int32=True)
-
-
 def sort_by_expert(
     x: Tensor,
     ids: Tensor,
@@ -108,11 +101,10 @@ def sort_by_expert(
     )
     if held is not None:
         places.masked_fill_(numbers == num_experts, -1)
-    starts = starts_of(numbers_of_rows, num_experts)
     rows = x[order // ids.shape[1]]
     if factors is not None:
         rows = rows * factors.flatten()[order].unsqueeze(1).to(x.dtype)
-    return rows, places.view(ids.shape).int(), starts
+    return rows, places.view(ids.shape).int(), starts_of(numbers_of_rows, num_experts)
 
 
 def sum_experts(

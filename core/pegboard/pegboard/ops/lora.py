@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pegboard.ops.experts import group_of, starts_of
+from pegboard.ops.experts import starts_of
 
 
 class AdapterRows(NamedTuple):
@@ -47,25 +47,16 @@ def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> Ad
     `ops.sort_by_expert`). The order is T · k long. Nothing is read on the host.
     """
     num_experts = len(starts) - 1
-    num_slots = len(rows.starts) - 2
-    num_tokens, top_k = places.shape
-    slots_of = torch.zeros(num_tokens + 1, dtype=torch.int64, device=places.device)
-    order = rows.order[:num_tokens].long()
-    slots = group_of(rows.starts, len(order)).long()
-    nowhere = slots > num_slots
-    slots_of.scatter_(0, order.masked_fill(nowhere, num_tokens), slots)
-    num_rows = num_tokens * top_k
-    targets = places.flatten().long()
-    slots = slots_of.new_zeros(num_rows + 1).scatter_(
-        0,
-        targets.masked_fill(targets < 0, num_rows),
-        slots_of[:-1].unsqueeze(1).expand(-1, top_k).flatten(),
-    )[:-1]
-    experts = group_of(starts, num_rows)
-    last = num_slots * num_experts + 1
-    numbers = torch.where(slots > 0, 1 + (slots - 1) * num_experts + experts, 0)
-    numbers, order = numbers.masked_fill_(experts == num_experts, last).sort(stable=True)
-    return AdapterRows(order.int(), starts_of(numbers, last))
+    end = (len(rows.starts) - 2) * num_experts + 1
+    order = rows.order[: len(places)].long()
+    at = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    slots = torch.searchsorted(rows.starts[1:], at, right=True)
+    order = order.masked_fill(at >= rows.starts[-1], len(places))
+    slots = slots.new_zeros(len(places) + 1).scatter_(0, order, slots)[:-1].unsqueeze(1)
+    slots = 1 + (slots - 1) * num_experts + torch.searchsorted(starts[1:], places, right=True)
+    slots = slots.clamp_(min=0).masked_fill_(places < 0, end)
+    slots, order = slots.flatten().sort(stable=True)
+    return AdapterRows(places.flatten()[order], starts_of(slots, end))
 
 
 def lora_add(
