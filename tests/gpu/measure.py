@@ -180,6 +180,49 @@ def check_activation(run: Run, dtype: torch.dtype) -> dict[str, Any]:
     return error(elementwise.silu_mul(x), ops.silu_mul(x.double()))
 
 
+def check_experts(run: Run, dtype: torch.dtype) -> dict[str, Any]:
+    """Few rows, and more than a small tile has. The last ones have no expert."""
+    from pegboard_kernel_triton.experts import multiply_experts
+
+    width, outputs = (40, 24) if run.tiny else (2048, 1408)
+    weights = run.random(3, outputs, width, dtype=dtype)
+    results = []
+    for counts in ((1, 0, 3), (150, 2, 0)):
+        owners = torch.arange(3, device=run.device).repeat_interleave(
+            torch.tensor(counts, device=run.device)
+        )
+        starts = torch.tensor([0, *counts], device=run.device).cumsum(0).int()
+        x = run.random(len(owners) + 2, width, dtype=dtype)
+        expected = torch.zeros(len(x), outputs, dtype=torch.float64, device=run.device)
+        for expert, matrix in enumerate(weights.double()):
+            at = (owners == expert).nonzero().flatten()
+            expected[at] = x[at].double() @ matrix.T
+        results.append(error(multiply_experts(x, starts, weights), expected))
+    return max(results, key=lambda result: result["error"])
+
+
+def check_adapters(run: Run, dtype: torch.dtype) -> dict[str, Any]:
+    from pegboard_kernel_triton import lora
+
+    from pegboard import ops
+    from pegboard_testing.fake_build import adapter_rows
+
+    width, bounds = (40, (0, 24, 30)) if run.tiny else (4096, (0, 4096, 5120))
+    ranks = torch.tensor([16, 5, 0], dtype=torch.int32, device=run.device)
+    a = run.random(3, width, 2, 16, dtype=dtype) / width**0.5
+    b = run.random(3, 16, bounds[-1], dtype=dtype)
+    for slot, rank in enumerate((16, 5, 0)):
+        a[slot, :, :, rank:] = 0
+        b[slot, rank:] = 0
+    rows = adapter_rows([0, 1, 2, 3, 2, 1, 1], 3)
+    rows = ops.AdapterRows(*(part.to(run.device) for part in rows))
+    x = run.random(7, width, dtype=dtype)
+    y = run.random(7, bounds[-1], dtype=dtype)
+    wide = (part.double() for part in (y, x, a.flatten(2), b))
+    expected = ops.lora_add(*wide, ranks, bounds, rows)
+    return error(lora.lora_add(y, x, a.flatten(2), b, ranks, bounds, rows), expected)
+
+
 def check_attention(
     run: Run,
     dtype: torch.dtype,
@@ -375,6 +418,8 @@ PARTS: dict[str, Callable[[Run], dict[str, Any]]] = {
             ("rms_norm", check_norm),
             ("rope", check_rope),
             ("silu_mul", check_activation),
+            ("experts", check_experts),
+            ("lora_add", check_adapters),
             ("attention", check_attention),
         )
         for dtype in LIMITS

@@ -111,8 +111,7 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             8,
         )
     )
-    found += packed_products()
-    return found
+    return found + packed_products() + experts_and_adapters()
 
 
 def packed_products() -> list[tuple[Any, str, dict[str, Any], int]]:
@@ -147,6 +146,32 @@ def packed_products() -> list[tuple[Any, str, dict[str, Any], int]]:
                 **packed_product.tile_constants(tiles, 4096, form),
             }
             found.append((packed_product._packed_product, types, constants, tiles.warps))
+    return found
+
+
+def experts_and_adapters() -> list[tuple[Any, str, dict[str, Any], int]]:
+    """Return the kernels whose rows are sorted, as `kernels` does, in the largest tiles."""
+    from pegboard_kernel_triton import experts, lora
+
+    found = []
+    for rows, outputs, size in ((experts.FEW_ROWS, 64, 256), (experts.MANY_ROWS, 128, 128)):
+        kind = "bf16" if rows == experts.FEW_ROWS else "fp32"
+        tiles = {
+            "HAS_BIAS": True,
+            "PRECISION": "ieee",
+            "BLOCK_M": rows,
+            "BLOCK_N": outputs,
+            "BLOCK_K": size // (2 if kind == "bf16" else 4),
+        }
+        types = f"x out bias *bf16, weights *{kind}, starts *i32"
+        found.append((experts._multiply_experts, types, tiles, 4))
+        tiles = {"PRECISION": "ieee", "BLOCK_M": rows, "BLOCK_R": 64}
+        types = "a shrunk *fp32, ranks order starts *i32"
+        lookup = {"IS_LOOKUP": kind == "bf16", "SPLIT": 512, "BLOCK_K": 64}
+        types_of_x = ", x *i64" if kind == "bf16" else ", x *fp32"
+        found.append((lora._shrink, types + types_of_x, {**tiles, **lookup}, 4))
+        types = f"y *{kind}, b *bf16, shrunk *fp32, ranks order starts *i32"
+        found.append((lora._expand, types, {**tiles, "SPLITS": 8, "BLOCK_N": 128}, 4))
     return found
 
 
@@ -188,8 +213,8 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         command, env=os.environ | settings, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    shared = [line.split() for line in done.stdout.splitlines()]
-    assert {name for name, _ in shared} == {
+    sizes = [line.split() for line in done.stdout.splitlines()]
+    assert {name for name, _ in sizes} == {
         "_attend",
         "_merge",
         "_rms_norm",
@@ -198,8 +223,11 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_store_kv",
         "_sample",
         "_packed_product",
+        "_multiply_experts",
+        "_shrink",
+        "_expand",
     }
-    assert all(int(size) <= SHARED_BYTES[target] for _, size in shared), shared
+    assert all(int(size) <= SHARED_BYTES[target] for _, size in sizes), sizes
 
 
 if __name__ == "__main__":

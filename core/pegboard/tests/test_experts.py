@@ -19,6 +19,7 @@ from pegboard.layers.build import LoRALimits
 from pegboard.layers.shards import Group
 from pegboard_testing.fake_build import adapter_rows, fake_build, load_layers
 from pegboard_testing.fake_collective import on_ranks
+from pegboard_testing.fake_gpu import DEVICE, FakeGPU
 
 E = 6
 HIDDEN = 8
@@ -374,3 +375,27 @@ def test_rules_that_do_not_fit_are_refused(experts: int, rule: RouterRule) -> No
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(ModelError, match="unknown activation 'relu'"):
         Experts(fake_build(path="e"), E, HIDDEN, WIDTH, rule=RouterRule(2), activation="relu")
+
+
+def test_order_and_adapters_of_rows_wait_for_no_device() -> None:
+    rows = adapter_rows([0, 2, 1, 2, 0], 2)
+    rows = rows._replace(order=torch.cat((rows.order, torch.tensor([77, -3], dtype=torch.int32))))
+    ids = torch.tensor([[0, 5], [1, 0], [5, 6], [4, 3], [2, 6]], dtype=torch.int32)
+    held = torch.tensor([[0, 1, -1, 2, 3, -1, -1], [3, -1, 2, 1, 0, -1, -1]], dtype=torch.int32)
+    counts = torch.zeros(7, dtype=torch.int32)
+    x = torch.randn(5, 3)
+    expected = ops.sort_by_expert(x, ids, 4, None, held, counts)
+    expected_rows = ops.expert_adapter_rows(rows, *expected[1:])
+    assert counts.tolist() == [2, 1, 1, 1, 1, 2, 2]
+    with FakeGPU() as gpu:
+        given = [tensor.to(DEVICE) for tensor in (x, ids, held, torch.zeros_like(counts))]
+        found = ops.sort_by_expert(given[0], given[1], 4, None, *given[2:])
+        rows = ops.AdapterRows(*(part.to(DEVICE) for part in rows))
+        found_rows = ops.expert_adapter_rows(rows, *found[1:])
+        total = ops.sum_experts(*found[:2], None)
+        assert gpu.host_reads == 0
+        for ours, theirs in zip(
+            (*found, *found_rows, given[3]), (*expected, *expected_rows, counts), strict=True
+        ):
+            assert torch.equal(ours.cpu(), theirs)
+        torch.testing.assert_close(total.cpu(), ops.sum_experts(*expected[:2], None))

@@ -7,10 +7,10 @@ as a real GPU.
     assert gpu.host_reads == 0
 
 Its tensors are `DeviceTensor`s. Mixing them with the host's fails. Reading one on the host counts
-as a wait for the device, and so does an index that is a mask; in a capture both are refused. A
-recording is a list of operators with the addresses they were captured with. Replaying one
-overwrites the results of all others, as if they shared memory. Writing host memory before its copy
-to the device is done is an error.
+as a wait for the device, and so does what has a size that only the device knows, like an index that
+is a mask; in a capture both are refused. A recording is a list of operators with the addresses they
+were captured with. Replaying one overwrites the results of all others, as if they shared memory.
+Writing host memory before its copy to the device is done is an error.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ HOST_READS = frozenset(
         "equal",
         "nonzero",
         "unique",
+        "bincount",
     )
 )
 
@@ -97,7 +98,7 @@ class FakeGPU(TorchFunctionMode):
         if on_device and name in HOST_READS:
             self._read(name)
             return function(*_to_host(args), **kwargs)
-        if _is_sized_by_device(name, args):
+        if _is_sized_by_device(name, args, kwargs):
             self._read(name)
         if (
             name == "to"
@@ -158,10 +159,14 @@ def _is_device(value: Any) -> bool:
     return isinstance(value, str | torch.device) and str(value) == DEVICE
 
 
-def _is_sized_by_device(name: str, args: Any) -> bool:
-    """Return whether the host must know how many places of a mask are set."""
+def _is_sized_by_device(name: str, args: Any, kwargs: Any) -> bool:
+    """Return whether the host must know how many places of a mask are set, or how often rows are
+    repeated."""
     if name == "masked_select":
         return True
+    if name == "repeat_interleave":
+        counts = kwargs.get("repeats", args[-1] if args else None)
+        return isinstance(counts, DeviceTensor) and kwargs.get("output_size") is None
     if name not in ("__getitem__", "__setitem__"):
         return False
     index = args[1] if isinstance(args[1], tuple) else (args[1],)

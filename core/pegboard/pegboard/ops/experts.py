@@ -62,6 +62,13 @@ def route(
     return weights * rule.scale, ids.int()
 
 
+def starts_of(numbers: Tensor, num_groups: int) -> Tensor:
+    """Return where each group starts among sorted rows: the group of each row [N] → int32 [groups +
+    1]. Rows with larger numbers are after the last group."""
+    groups = torch.arange(num_groups + 1, dtype=numbers.dtype, device=numbers.device)
+    return torch.searchsorted(numbers, groups, out_int32=True)
+
+
 def sort_by_expert(
     x: Tensor,
     ids: Tensor,
@@ -78,27 +85,26 @@ def sort_by_expert(
     each expert here, or -1 if another rank has it. Of several turns, token t has the one at t %
     turns. The place of its tokens is then -1, and the last rows, as many as there are such places,
     have no meaning. counts: int32 [ids], to which the number of tokens of each expert is added.
+    Nothing is read on the host.
     """
     numbers = ids.flatten()
     if counts is not None:
-        counts += torch.bincount(numbers, minlength=len(counts)).int()
+        counts.scatter_add_(0, numbers.long(), torch.ones_like(numbers, dtype=counts.dtype))
     if held is not None:
         tables = held.view(-1, held.shape[-1])
         turns = torch.arange(len(ids), device=ids.device) % len(tables)
         numbers = tables[turns.unsqueeze(1), ids.long()].flatten()
         numbers = numbers.where(numbers >= 0, num_experts)
-    order = numbers.argsort(stable=True)
+    numbers_of_rows, order = numbers.sort(stable=True)
     places = torch.empty_like(order).scatter_(
         0, order, torch.arange(len(order), device=order.device)
     )
     if held is not None:
         places.masked_fill_(numbers == num_experts, -1)
-    counts = torch.bincount(numbers, minlength=num_experts)[:num_experts]
-    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
     rows = x[order // ids.shape[1]]
     if factors is not None:
         rows = rows * factors.flatten()[order].unsqueeze(1).to(x.dtype)
-    return rows, places.view(ids.shape).int(), starts
+    return rows, places.view(ids.shape).int(), starts_of(numbers_of_rows, num_experts)
 
 
 def sum_experts(

@@ -9,11 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pegboard.ops.experts import starts_of
+
 
 class AdapterRows(NamedTuple):
-    """Which rows of a step use which adapter. order: int32 [T], the rows sorted by slot. starts:
-    int32 [slots + 2]; the rows of slot s are order[starts[s] : starts[s + 1]]. The rows of slot 0
-    use the base model only."""
+    """Which rows of a step use which adapter. order: int32, the rows sorted by slot. starts: int32
+    [slots + 2]; the rows of slot s are order[starts[s] : starts[s + 1]]. The rows of slot 0 use the
+    base model only. `order` may be longer than starts[-1]: what follows may be any number, and a
+    row that is not before it uses no adapter."""
 
     order: Tensor
     starts: Tensor
@@ -41,24 +44,19 @@ def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> Ad
     for each of the E experts: that of expert e and slot s is 1 + (s - 1) · E + e.
 
     rows: of the tokens. places: int32 [T, k], those of -1 have no row; starts: int32 [E + 1] (see
-    `ops.sort_by_expert`).
+    `ops.sort_by_expert`). The order is T · k long. Nothing is read on the host.
     """
     num_experts = len(starts) - 1
-    num_slots = len(rows.starts) - 2
-    of_tokens = torch.arange(num_slots + 1).repeat_interleave(rows.starts.diff())
-    of_tokens = torch.zeros(len(places), dtype=torch.int64).index_copy_(
-        0, rows.order[: len(of_tokens)].long(), of_tokens
-    )
-    is_here = places.flatten() >= 0
-    slots = torch.empty(int(starts[-1]), dtype=torch.int64)
-    of_rows = of_tokens.repeat_interleave(places.shape[1])
-    slots[places.flatten()[is_here].long()] = of_rows[is_here]
-    experts = torch.arange(num_experts).repeat_interleave(starts.diff())
-    slots = torch.where(slots > 0, 1 + (slots - 1) * num_experts + experts, 0)
-    counts = torch.bincount(slots, minlength=num_slots * num_experts + 1)
-    return AdapterRows(
-        slots.argsort(stable=True).int(), torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-    )
+    end = (len(rows.starts) - 2) * num_experts + 1
+    order = rows.order[: len(places)].long()
+    at = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    slots = torch.searchsorted(rows.starts[1:], at, right=True)
+    order = order.masked_fill(at >= rows.starts[-1], len(places))
+    slots = slots.new_zeros(len(places) + 1).scatter_(0, order, slots)[:-1].unsqueeze(1)
+    slots = 1 + (slots - 1) * num_experts + torch.searchsorted(starts[1:], places, right=True)
+    slots = slots.clamp_(min=0).masked_fill_(places < 0, end)
+    slots, order = slots.flatten().sort(stable=True)
+    return AdapterRows(places.flatten()[order], starts_of(slots, end))
 
 
 def lora_add(
