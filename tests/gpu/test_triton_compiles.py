@@ -146,6 +146,9 @@ def packed_products() -> list[tuple[Any, str, dict[str, Any], int]]:
                 **packed_product.tile_constants(tiles, 4096, form),
             }
             found.append((packed_product._packed_product, types, constants, tiles.warps))
+            more = f"{types}, bias *bf16, order_rows starts *i32"
+            constants = {**constants, "HAS_BIAS": True}
+            found.append((packed_product._packed_experts, more, constants, tiles.warps))
     return found
 
 
@@ -223,6 +226,7 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_store_kv",
         "_sample",
         "_packed_product",
+        "_packed_experts",
         "_multiply_experts",
         "_shrink",
         "_expand",

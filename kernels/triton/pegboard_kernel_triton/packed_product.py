@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pegboard_kernel_triton.experts import num_tiles, rows_of_tile, tile_of
 from pegboard_kernel_triton.packed_form import Form, Packed
 
 MAGIC = tl.constexpr(0x4B000000)
@@ -213,9 +215,12 @@ def _add_columns(
     return total
 
 
-@triton.jit(do_not_specialize=["count"])
-def _packed_product(
-    x,
+@triton.jit
+def _sums(
+    total,
+    x_rows,
+    order,
+    rows,
     low,
     middle,
     high,
@@ -225,12 +230,6 @@ def _packed_product(
     outer_shift,
     table,
     scale_table,
-    order,
-    out,
-    count,
-    num_rows,
-    x_stride,
-    out_stride,
     COLUMNS: tl.constexpr,
     DECODING: tl.constexpr,
     BITS: tl.constexpr,
@@ -242,21 +241,13 @@ def _packed_product(
     OFFSET: tl.constexpr,
     HAS_ORDER: tl.constexpr,
     PRECISION: tl.constexpr,
-    TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
     TILE: tl.constexpr,
     IN_WORDS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     IS_LATE: tl.constexpr,
 ):
-    """One program for each TOKENS tokens and ROWS rows of W. Programs that read the same rows
-    follow each other. Places beyond the last token or row are computed as copies of it, so nothing
-    in the loop needs a mask for them."""
-    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
-    places = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[None, :]
-    rows = tl.minimum(places, num_rows - 1).reshape(ROWS, 1)
-    x_rows = x + tl.minimum(tokens, count - 1) * x_stride
-    total = tl.zeros([TOKENS, ROWS], tl.float32)
+    """Return total [tokens, rows] with the products of all columns. x_rows: pointers to the tokens
+    [tokens, 1]. rows: of W, int64 [rows, 1]."""
     STEP: tl.constexpr = TILE * 32 // BITS if IN_WORDS else TILE
     WIDTH: tl.constexpr = (COLUMNS + STEP - 1) // STEP * TILE
     for start in range(0, COLUMNS, STEP):
@@ -296,10 +287,187 @@ def _packed_product(
                 IS_LATE,
                 part * BITS if IN_WORDS else 0,
             )
+    return total
+
+
+@triton.jit(do_not_specialize=["count"])
+def _packed_product(
+    x,
+    order,
+    low,
+    middle,
+    high,
+    scale,
+    shift,
+    outer,
+    outer_shift,
+    table,
+    scale_table,
+    out,
+    count,
+    num_rows,
+    x_stride,
+    out_stride,
+    COLUMNS: tl.constexpr,
+    DECODING: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALES: tl.constexpr,
+    SHIFT: tl.constexpr,
+    ZERO: tl.constexpr,
+    OUTER: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    IN_WORDS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    IS_LATE: tl.constexpr,
+):
+    """One program for each TOKENS tokens and ROWS rows of W. Programs that read the same rows
+    follow each other. Places beyond the last token or row are computed as copies of it, so nothing
+    in the loop needs a mask for them."""
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    places = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[None, :]
+    rows = tl.minimum(places, num_rows - 1).reshape(ROWS, 1)
+    x_rows = x + tl.minimum(tokens, count - 1) * x_stride
+    total = tl.zeros([TOKENS, ROWS], tl.float32)
+    total = _sums(
+        total,
+        x_rows,
+        order,
+        rows,
+        low,
+        middle,
+        high,
+        scale,
+        shift,
+        outer,
+        outer_shift,
+        table,
+        scale_table,
+        COLUMNS,
+        DECODING,
+        BITS,
+        BLOCK,
+        SCALES,
+        SHIFT,
+        ZERO,
+        OUTER,
+        OFFSET,
+        HAS_ORDER,
+        PRECISION,
+        TILE,
+        IN_WORDS,
+        IS_WHOLE,
+        IS_LATE,
+    )
     tl.store(
         out + tokens * out_stride + places,
         total.to(out.dtype.element_ty),
         mask=(tokens < count) & (places < num_rows),
+    )
+
+
+@triton.jit(do_not_specialize=["count", "num_experts"])
+def _packed_experts(
+    x,
+    order,
+    low,
+    middle,
+    high,
+    scale,
+    shift,
+    outer,
+    outer_shift,
+    table,
+    scale_table,
+    order_rows,
+    bias,
+    starts,
+    out,
+    count,
+    num_experts,
+    expert_rows,
+    first_row,
+    num_rows,
+    x_stride,
+    out_stride,
+    COLUMNS: tl.constexpr,
+    DECODING: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALES: tl.constexpr,
+    SHIFT: tl.constexpr,
+    ZERO: tl.constexpr,
+    OUTER: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    IN_WORDS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    IS_LATE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """One program for each tile of sorted tokens (see `experts.tile_of`) and ROWS rows of their
+    expert, of which `num_rows` from `first_row` on are computed. Tokens without an expert become
+    zeros. order_rows: of each expert, in `order`."""
+    expert, first, stop = tile_of(starts, tl.program_id(0), num_experts, TOKENS)
+    if first >= count:
+        return
+    tokens = (first + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
+    is_token = (tokens < stop) & (tokens < count)
+    places = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[None, :]
+    total = tl.zeros([TOKENS, ROWS], tl.float32)
+    if expert < num_experts:
+        before = expert.to(tl.int64) * expert_rows + first_row
+        rows = before + tl.minimum(places, num_rows - 1).reshape(ROWS, 1)
+        x_rows = x + tl.minimum(tokens, count - 1) * x_stride
+        columns = order
+        if HAS_ORDER:
+            columns = order + tl.load(order_rows + expert) * COLUMNS
+        total = _sums(
+            total,
+            x_rows,
+            columns,
+            rows,
+            low,
+            middle,
+            high,
+            scale,
+            shift,
+            outer,
+            outer_shift,
+            table,
+            scale_table,
+            COLUMNS,
+            DECODING,
+            BITS,
+            BLOCK,
+            SCALES,
+            SHIFT,
+            ZERO,
+            OUTER,
+            OFFSET,
+            HAS_ORDER,
+            PRECISION,
+            TILE,
+            IN_WORDS,
+            IS_WHOLE,
+            IS_LATE,
+        )
+        if HAS_BIAS:
+            added = tl.load(bias + before + places, mask=places < num_rows, other=0)
+            total += added.to(tl.float32)
+    tl.store(
+        out + tokens * out_stride + first_row + places,
+        total.to(out.dtype.element_ty),
+        mask=is_token & (places < num_rows),
     )
 
 
@@ -376,8 +544,8 @@ def multiply(x: Tensor, packed: Packed, order: Tensor | None, out: Tensor) -> No
     """Write x [T, in] times the transpose of packed rows to out [T, rows], which may be some
     columns of a wider tensor.
 
-    order: int32 [in], the column of x for each column of the codes; None = in order. W is rounded
-    to the type of x. Products are added in float32.
+    order: int32 [in], the column of x for each column of the codes; None = in order. Products are
+    added in float32. If scales vary within a tile, W is rounded to the type of x.
     """
     count = len(x)
     num_rows = len(packed.scale)
@@ -387,18 +555,74 @@ def multiply(x: Tensor, packed: Packed, order: Tensor | None, out: Tensor) -> No
     grid = (triton.cdiv(count, tiles.tokens), triton.cdiv(num_rows, tiles.rows))
     _packed_product[grid](
         x,
-        *arguments_of(packed),
         order,
+        *arguments_of(packed),
         out,
         count,
         num_rows,
         x.stride(0),
         out.stride(0),
-        COLUMNS=packed.columns,
-        **constants_of(packed.form),
-        **tile_constants(tiles, packed.columns, packed.form),
-        HAS_ORDER=order is not None,
-        PRECISION=precision_of(x.dtype),
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        **launch_options(packed.form, packed.columns, order is not None, x.dtype, tiles),
     )
+
+
+def multiply_experts(
+    x: Tensor,
+    starts: Tensor,
+    packed: Packed,
+    expert_rows: int,
+    rows: tuple[int, int],
+    order: Tensor | None,
+    order_rows: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Write the products of sorted tokens x [N, in] with the rows [start, stop) of their experts to
+    these columns of out [N, expert_rows]. Nothing is read on the host.
+
+    starts: int32 [E + 1] (see `pegboard.ops.sort_by_expert`). packed: expert_rows rows of each
+    expert. order: int32 [P, in], of which expert e has row order_rows[e]. bias: [E, expert_rows].
+    Tokens after starts[E] become zeros.
+    """
+    count = len(x)
+    num_experts = len(starts) - 1
+    num_rows = rows[1] - rows[0]
+    if not count:
+        return
+    tokens = rows_of_tile(count, num_experts)
+    tiles = choose_tiles(tokens, num_rows, packed.columns, packed.form)
+    tiles_of_tokens = num_tiles(count, num_experts + 1, tiles.tokens)
+    _packed_experts[tiles_of_tokens, triton.cdiv(num_rows, tiles.rows)](
+        x,
+        order,
+        *arguments_of(packed),
+        order_rows,
+        bias,
+        starts,
+        out,
+        count,
+        num_experts,
+        expert_rows,
+        rows[0],
+        num_rows,
+        x.stride(0),
+        out.stride(0),
+        **launch_options(packed.form, packed.columns, order is not None, x.dtype, tiles),
+        HAS_BIAS=bias is not None,
+    )
+
+
+@cache
+def launch_options(
+    form: Form, columns: int, has_order: bool, dtype: torch.dtype, tiles: Tiles
+) -> dict[str, object]:
+    """Return the constants and options of a launch. dtype: of what is multiplied."""
+    return {
+        "COLUMNS": columns,
+        **constants_of(form),
+        **tile_constants(tiles, columns, form),
+        "HAS_ORDER": has_order,
+        "PRECISION": precision_of(dtype),
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }

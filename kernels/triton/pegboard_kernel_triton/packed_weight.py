@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,44 +13,83 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import ExpertMemory
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
 from pegboard_kernel_triton.packed_form import Packed, joined, pack_blocks, pack_codes
-from pegboard_kernel_triton.packed_product import multiply
+from pegboard_kernel_triton.packed_product import multiply, multiply_experts
 
 if TYPE_CHECKING:
-    from pegboard.interfaces.quantization import ExpertMemory, RepackEntry
+    from pegboard.interfaces.quantization import RepackEntry
+
+Parts = list[tuple[tuple[int, int], Tensor | None]]
+"""The rows of each part of an expert, and the number of its order for each expert."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows from `start` on that have one form. order: int32 [columns], where each column of the
-    codes belongs; None = in order."""
+    """Rows from `start` on that have one form. order: int32 [P, columns], where each column of the
+    codes belongs; None = in order. The rows from firsts[p] on, counted from `start`, have order
+    p."""
 
     start: int
     packed: Packed
-    order: Tensor | None
+    order: Tensor | None = None
+    firsts: tuple[int, ...] = (0,)
 
     @property
     def stop(self) -> int:
         return self.start + len(self.packed.scale)
 
+    def parts(self) -> list[Segment]:
+        """Return the rows of each order."""
+        stops = (*self.firsts[1:], self.stop - self.start)
+        return [self.rows(first, stop) for first, stop in zip(self.firsts, stops, strict=True)]
+
+    def rows(self, first: int, stop: int) -> Segment:
+        """Return some rows, counted from `start`, as views."""
+        packed = self.packed.rows(slice(first, stop))
+        if self.order is None:
+            return Segment(self.start + first, packed)
+        last = bisect_left(self.firsts, stop)
+        here = bisect_right(self.firsts, first) - 1
+        firsts = tuple(max(0, row - first) for row in self.firsts[here:last])
+        return Segment(self.start + first, packed, self.order[here:last], firsts)
+
     def dense(self) -> Tensor:
         """Return the rows, float32 [rows, columns]."""
-        rows = self.packed.dense()
         if self.order is None:
-            return rows
-        return torch.empty_like(rows).index_copy_(1, self.order.long(), rows)
+            return self.packed.dense()
+        parts = []
+        for part, order in zip(self.parts(), self.order, strict=True):
+            rows = part.packed.dense()
+            parts.append(torch.empty_like(rows).index_copy_(1, order.long(), rows))
+        return torch.cat(parts)
 
 
-def is_continued(last: Segment, segment: Segment) -> bool:
+def _is_continued(last: Segment, segment: Segment) -> bool:
     """Return whether rows belong to the segment that ends before them."""
-    if last.stop != segment.start or last.packed.form != segment.packed.form:
-        return False
-    if last.order is None or segment.order is None:
-        return last.order is segment.order
-    return torch.equal(last.order, segment.order)
+    return (
+        last.stop == segment.start
+        and last.packed.form == segment.packed.form
+        and (last.order is None) == (segment.order is None)
+    )
+
+
+def _joined(segments: list[Segment]) -> Segment:
+    """Return rows that follow each other as one segment. Neighbors with equal orders share it."""
+    start = segments[0].start
+    packed = joined([each.packed for each in segments])
+    orders: list[Tensor] = []
+    firsts: list[int] = []
+    for segment in segments:
+        if segment.order is None:
+            return Segment(start, packed)
+        if not orders or not torch.equal(orders[-1], segment.order):
+            orders.append(segment.order)
+            firsts.append(segment.start - start)
+    return Segment(start, packed, torch.cat(orders), tuple(firsts))
 
 
 class PackedWeight:
@@ -89,15 +129,12 @@ class PackedWeight:
         """See `BlockWeight`. A second call writes to the same memory."""
         runs: list[list[Segment]] = []
         for segment in sorted(self._written, key=lambda segment: segment.start):
-            if runs and is_continued(runs[-1][-1], segment):
+            if runs and _is_continued(runs[-1][-1], segment):
                 runs[-1].append(segment)
             else:
                 runs.append([segment])
         self._written = []
-        segments = [
-            Segment(run[0].start, joined([each.packed for each in run]), run[0].order)
-            for run in runs
-        ]
+        segments = [_joined(run) for run in runs]
         if not self.segments:
             self.segments = segments
             return
@@ -112,34 +149,60 @@ class PackedWeight:
 
     def bind(self) -> Callable[[Tensor], Tensor]:
         """See `BlockWeight`."""
-        return partial(_multiply, self.segments, self.shape[0])
+        return partial(_multiply, _products(self.segments), self.shape[0])
 
     def bind_experts(
         self, num_experts: int, bias: Tensor | None
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        """See `BlockWeight`."""
+        """See `BlockWeight`. Experts whose matrices consist of different forms, or of parts of
+        other sizes, are multiplied one by one."""
         rows = self.shape[0] // num_experts
+        if (parts := self._equal_parts(num_experts)) is not None:
+            (segment,) = self.segments
+            return partial(_multiply_experts, segment, rows, parts, bias)
         calls = [
-            partial(_multiply, self._between(first, first + rows), rows)
+            partial(_multiply, _products(self._between(first, first + rows)), rows)
             for first in range(0, self.shape[0], rows)
         ]
         return one_by_one(calls, rows, bias)
 
+    def _equal_parts(self, num_experts: int) -> Parts | None:
+        """Return the parts of every expert, if they are the same and all in one segment. A part
+        has one order of columns."""
+        if len(self.segments) != 1 or self.segments[0].stop != self.shape[0]:
+            return None
+        (segment,) = self.segments
+        if segment.start or segment.order is None:
+            return None if segment.start else [((0, self.shape[0] // num_experts), None)]
+        rows = self.shape[0] // num_experts
+        experts = [segment.rows(i * rows, (i + 1) * rows) for i in range(num_experts)]
+        if any(expert.firsts != experts[0].firsts for expert in experts):
+            return None
+        stops = (*experts[0].firsts[1:], rows)
+        parts: Parts = []
+        for first, stop in zip(experts[0].firsts, stops, strict=True):
+            numbers = [
+                bisect_right(segment.firsts, i * rows + first) - 1 for i in range(num_experts)
+            ]
+            parts.append(((first, stop), torch.tensor(numbers, dtype=torch.int32).to(self.device)))
+        return parts
+
     def _between(self, first: int, last: int) -> list[Segment]:
         """Return the rows first … last, counted from first."""
-        segments = []
-        for segment in self.segments:
-            start = max(first, segment.start)
-            stop = min(last, segment.stop)
-            if start < stop:
-                rows = segment.packed.rows(slice(start - segment.start, stop - segment.start))
-                segments.append(Segment(start - first, rows, segment.order))
-        return segments
+        return [
+            replace(
+                segment.rows(
+                    max(first - segment.start, 0),
+                    min(last, segment.stop) - segment.start,
+                ),
+                start=max(segment.start - first, 0),
+            )
+            for segment in self.segments
+            if segment.start < last and first < segment.stop
+        ]
 
     def expert_memory(self, num_experts: int) -> ExpertMemory | None:
         """See `MovableExpertsMethod`."""
-        from pegboard.interfaces.quantization import ExpertMemory
-
         rows = self.shape[0] // num_experts
         experts = [self._between(i * rows, (i + 1) * rows) for i in range(num_experts)]
         kinds = [[(s.start, s.packed.form) for s in segments] for segments in experts]
@@ -186,18 +249,34 @@ def _memory(segment: Segment) -> list[Tensor]:
 
 
 def _kind(segment: Segment) -> tuple[object, ...]:
-    return segment.start, segment.stop, segment.packed.form, segment.order is None
+    return segment.start, segment.stop, segment.packed.form, segment.order is None, segment.firsts
 
 
-def _multiply(segments: list[Segment], num_rows: int, x: Tensor) -> Tensor:
-    """Return x [T, in] times the transpose of the segments, [T, num_rows]. Rows without a segment
-    give zeros."""
+def _products(segments: list[Segment]) -> list[Segment]:
+    """Return what is multiplied in one launch each: rows of one form and one order."""
+    return [part for segment in segments for part in segment.parts()]
+
+
+def _multiply(products: list[Segment], num_rows: int, x: Tensor) -> Tensor:
+    """Return x [T, in] times the transpose of the products' rows, [T, num_rows]. Other rows give
+    zeros."""
     x = x if x.stride(-1) == 1 else x.contiguous()
-    is_padded = sum(segment.stop - segment.start for segment in segments) != num_rows
+    is_padded = sum(product.stop - product.start for product in products) != num_rows
     new = x.new_zeros if is_padded else x.new_empty
     out = new(len(x), num_rows)
-    for segment in segments:
-        multiply(x, segment.packed, segment.order, out[:, segment.start : segment.stop])
+    for product in products:
+        multiply(x, product.packed, product.order, out[:, product.start : product.stop])
+    return out
+
+
+def _multiply_experts(
+    segment: Segment, rows: int, parts: Parts, bias: Tensor | None, x: Tensor, starts: Tensor
+) -> Tensor:
+    """Return the products of sorted tokens x [N, in] with the `rows` rows of their experts."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    out = x.new_empty(len(x), rows)
+    for span, numbers in parts:
+        multiply_experts(x, starts, segment.packed, rows, span, segment.order, numbers, bias, out)
     return out
 
 
@@ -205,7 +284,7 @@ class TritonBlockWeight(PackedWeight):
     """See `pegboard.ops.blocks.BlockWeight`."""
 
     def pack(self, rows: Blocks) -> tuple[Packed, Tensor | None]:
-        order = None if rows.order is None else rows.order.int().to(self.device)
+        order = None if rows.order is None else rows.order.int().unsqueeze(0).to(self.device)
         return pack_blocks(rows, self.device), order
 
 

@@ -237,3 +237,69 @@ def test_memory_of_experts() -> None:
         TritonBlockWeight, COLUMNS, *parts, blocks_of((8, 32, torch.float16, ""), 6, COLUMNS, 3)
     )
     assert mixed.expert_memory(4) is None
+
+
+@SOME
+@given(
+    st.sampled_from(FORMATS),
+    st.integers(1, 4),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.integers(0, 40),
+    st.booleans(),
+    st.booleans(),
+    dtypes,
+    st.integers(0, 99),
+)
+def test_experts(
+    form: Any,
+    num_experts: int,
+    rows: int,
+    more: int,
+    count: int,
+    is_ordered: bool,
+    has_bias: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Two parts of each expert, in orders of their own. Tokens after the last have no expert."""
+    torch.manual_seed(seed)
+    parts = [
+        blocks_of(form, size, COLUMNS, seed + number)
+        for number in range(num_experts)
+        for size in (rows, more)
+    ]
+    if is_ordered:
+        parts = [replace(part, order=torch.randperm(COLUMNS)) for part in parts]
+    weights = [filled(kind, COLUMNS, *parts) for kind in (TritonBlockWeight, BlockWeight)]
+    bias = torch.randn(num_experts, rows + more) if has_bias else None
+    starts = torch.randint(0, count + 1, (num_experts + 1,)).sort().values.int()
+    starts[0] = 0
+    x = torch.randn(count, COLUMNS).to(dtype)
+    found, expected = (weight.bind_experts(num_experts, bias) for weight in weights)
+    products = found(x, starts)
+    assert products.dtype == dtype
+    bound = TOLERANCES[dtype] * float(weights[1].dense().abs().sum(1).max() * 3 + 3)
+    torch.testing.assert_close(
+        products.float(), expected(x.float(), starts), rtol=TOLERANCES[dtype], atol=bound
+    )
+
+
+def test_experts_of_codes() -> None:
+    parts = [codes_of("e2m1", torch.float8_e8m0fnu, (1, 32), 9, 96, seed) for seed in range(3)]
+    weights = [filled(kind, 96, *parts) for kind in (TritonCodeWeight, CodeWeight)]
+    x = torch.randn(20, 96)
+    starts = torch.tensor([0, 3, 3, 17], dtype=torch.int32)
+    found, expected = (weight.bind_experts(3, None)(x, starts) for weight in weights)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_in_different_forms() -> None:
+    """They are multiplied one by one."""
+    forms = [(4, 32, torch.float16, "zeros"), (8, 32, torch.float16, "")]
+    parts = [blocks_of(form, 5, COLUMNS, seed) for seed in range(2) for form in forms]
+    weights = [filled(kind, COLUMNS, *parts) for kind in (TritonBlockWeight, BlockWeight)]
+    x = torch.randn(6, COLUMNS)
+    starts = torch.tensor([0, 2, 6], dtype=torch.int32)
+    found, expected = (weight.bind_experts(2, None)(x, starts) for weight in weights)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
