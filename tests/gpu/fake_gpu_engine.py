@@ -148,3 +148,14 @@ def engine_on_fake_gpu(
             yield engine, gpu
         finally:
             engine.llm_engine.engine.stop()
+
+
+def attention_of(llm: LLM) -> set[str]:
+    """Return the names of the attention backends that were chosen for the layers."""
+    executor: Any = llm.llm_engine.engine._parts.executor
+    decisions = executor.worker.registry.decisions
+    return {
+        decision.require().name
+        for (kind, _), decision in decisions.items()
+        if kind == "attention" and decision.winner is not None
+    }
