@@ -38,3 +38,18 @@ ENCODER = AttentionSpec(
     },
     flags=frozenset({"replay"}),
 )
+
+MLA = AttentionSpec(
+    api="1.0",
+    implementation="pegboard_attention_triton.latent_backend:TritonLatentAttention",
+    probe="pegboard_attention_triton.probe:probe",
+    platforms=frozenset({"cuda", "rocm"}),
+    supports={
+        "dtype": FLOATS,
+        "latent": FLOATS | {"fp8_ds_mla"},
+        "head_dim": frozenset(range(8, 577, 8)),
+        "part": True,
+        "block_size": True,
+    },
+    flags=frozenset({"replay"}),
+)
