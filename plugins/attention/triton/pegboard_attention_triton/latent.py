@@ -84,8 +84,8 @@ def _attend_latents(
     PRECISION: tl.constexpr,
 ):
     """The attention of one tile, GROUP heads and one split. STORED: the format of 8-bit floats (see
-    `_decode`) if tokens are packed (fp8_ds_mla); "" = they are C + R numbers. Results go to out [T,
-    HEADS, SPLITS, C]. See `attention._attend`."""
+    `_decode`) if tokens are packed (fp8_ds_mla), where PAD_C is a multiple of 128; "" = they are C
+    + R numbers. Results go to out [T, HEADS, SPLITS, C]. See `attention._attend`."""
     tile = tl.program_id(0)
     first_head = tl.program_id(1) * GROUP
     split = tl.program_id(2)
@@ -140,10 +140,13 @@ def _attend_latents(
         if STORED == "":
             rope = tl.load(token[None, :] + C + turned[:, None], mask=is_turned, other=0)
         else:
-            scales = tl.load(
-                _scale_of(token[:, None], channels[None, :], C), mask=is_channel, other=0
-            )
-            latent = _decode(latent, STORED).to(tl.float32) * scales
+            SCALES: tl.constexpr = PAD_C // LATENT_TILE
+            places = tl.arange(0, SCALES) * LATENT_TILE
+            is_scale = is_key[:, None] & (places < C)[None, :]
+            scales = tl.load(_scale_of(token[:, None], places[None, :], C), mask=is_scale, other=0)
+            numbers = _decode(latent, STORED).to(tl.float32)
+            numbers = tl.reshape(numbers, [KEYS, SCALES, LATENT_TILE]) * scales[:, :, None]
+            latent = tl.reshape(numbers, [KEYS, PAD_C])
             rope = tl.load(_rope_of(token[None, :], C) + turned[:, None], mask=is_turned, other=0)
         latent = latent.to(query.dtype)
         scores = tl.dot(query, tl.trans(latent), input_precision=PRECISION)
@@ -326,7 +329,7 @@ def latent_attention(
         maxima, sums = torch.empty(
             2, num_tokens, num_heads, splits, dtype=torch.float32, device=q.device
         )
-    pad = max(16, triton.next_power_of_2(rank))
+    pad = max(LATENT_TILE.value if stored else 16, triton.next_power_of_2(rank))
     _attend_latents[(num_tiles, triton.cdiv(num_heads, group), splits)](
         q,
         q_rope,
