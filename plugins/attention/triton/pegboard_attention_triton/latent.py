@@ -44,6 +44,40 @@ def _rope_of(token, C: tl.constexpr):
     return (token + C + SCALES).to(tl.pointer_type(tl.bfloat16), bitcast=True)
 
 
+@triton.jit
+def _latents(
+    token,
+    is_key,
+    channels,
+    turned,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    STORED: tl.constexpr,
+    KEYS: tl.constexpr,
+    PAD_C: tl.constexpr,
+):
+    """Return the latents [KEYS, PAD_C] and the rotated parts [PAD_R, KEYS] of tokens. token: their
+    places. channels, turned: numbers of the channels of both. STORED: see `_attend_latents`."""
+    is_turned = is_key[None, :] & (turned < R)[:, None]
+    latent = tl.load(
+        token[:, None] + channels[None, :],
+        mask=is_key[:, None] & (channels < C)[None, :],
+        other=0,
+    )
+    if STORED == "":
+        rope = tl.load(token[None, :] + C + turned[:, None], mask=is_turned, other=0)
+        return latent, rope
+    else:
+        SCALES: tl.constexpr = PAD_C // LATENT_TILE
+        places = tl.arange(0, SCALES) * LATENT_TILE
+        is_scale = is_key[:, None] & (places < C)[None, :]
+        scales = tl.load(_scale_of(token[:, None], places[None, :], C), mask=is_scale, other=0)
+        numbers = _decode(latent, STORED).to(tl.float32)
+        numbers = tl.reshape(numbers, [KEYS, SCALES, LATENT_TILE]) * scales[:, :, None]
+        rope = tl.load(_rope_of(token[None, :], C) + turned[:, None], mask=is_turned, other=0)
+        return tl.reshape(numbers, [KEYS, PAD_C]), rope
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def _attend_latents(
     q,
@@ -134,20 +168,7 @@ def _attend_latents(
             block_table + row.to(tl.int64) * table_row + keys // BLOCK_SIZE, mask=is_key, other=0
         ).to(tl.int64)
         token = cache + block * cache_block + keys % BLOCK_SIZE * cache_slot
-        is_channel = is_key[:, None] & (channels < C)[None, :]
-        is_turned = is_key[None, :] & (turned < R)[:, None]
-        latent = tl.load(token[:, None] + channels[None, :], mask=is_channel, other=0)
-        if STORED == "":
-            rope = tl.load(token[None, :] + C + turned[:, None], mask=is_turned, other=0)
-        else:
-            SCALES: tl.constexpr = PAD_C // LATENT_TILE
-            places = tl.arange(0, SCALES) * LATENT_TILE
-            is_scale = is_key[:, None] & (places < C)[None, :]
-            scales = tl.load(_scale_of(token[:, None], places[None, :], C), mask=is_scale, other=0)
-            numbers = _decode(latent, STORED).to(tl.float32)
-            numbers = tl.reshape(numbers, [KEYS, SCALES, LATENT_TILE]) * scales[:, :, None]
-            latent = tl.reshape(numbers, [KEYS, PAD_C])
-            rope = tl.load(_rope_of(token[None, :], C) + turned[:, None], mask=is_turned, other=0)
+        latent, rope = _latents(token, is_key, channels, turned, C, R, STORED, KEYS, PAD_C)
         latent = latent.to(query.dtype)
         scores = tl.dot(query, tl.trans(latent), input_precision=PRECISION)
         scores += tl.dot(query_rope, rope.to(query.dtype), input_precision=PRECISION)
