@@ -1,5 +1,5 @@
-"""Models with latent attention on a fake GPU: Triton's kernels and captured steps give the tokens of
-the CPU, and no step waits for the device."""
+"""Models with latent attention on a fake GPU: Triton's kernels and captured steps give the tokens
+of the CPU, and no step waits for the device."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
 from fake_gpu_engine import attention_of, engine_on_fake_gpu, recorder_notes
+from test_mtp_drafts import dense_deepseek
 from tiny_models import make_model, open_llm
 
 from pegboard import LLM, SamplingParams
@@ -43,9 +44,13 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def test_a_deepseek_without_experts(tmp_path: Path) -> None:
-    """Prompts, one of them in two chunks, and decodes."""
-    make_model("deepseek_v3", **CONFIG).save_pretrained(tmp_path)
+@pytest.mark.parametrize("drafts", [False, True], ids=["alone", "mtp"])
+def test_a_deepseek_without_experts(tmp_path: Path, drafts: bool) -> None:
+    """Prompts, one of them in two chunks, and decodes or the verification of drafts."""
+    if drafts:
+        dense_deepseek(tmp_path, is_right=True)
+    else:
+        make_model("deepseek_v3", **CONFIG).save_pretrained(tmp_path)
     with open_llm(tmp_path, max_model_len=16) as llm:
         expected = tokens(llm)
     settings: Any = {
@@ -56,10 +61,12 @@ def test_a_deepseek_without_experts(tmp_path: Path) -> None:
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
     }
+    if drafts:
+        settings["speculative_config"] = {"method": "mtp", "num_speculative_tokens": 2}
     with engine_on_fake_gpu(tmp_path, **settings) as (llm, gpu):
         assert attention_of(llm) == {"triton_mla"}
-        waits = (gpu.host_reads, gpu.blocking_uploads)
         assert recorder_notes(llm) == (), "whole steps are captured"
+        waits = (gpu.host_reads, gpu.blocking_uploads)
         replays = gpu.replays
         assert tokens(llm) == expected
         assert gpu.replays - replays > 3, "decodes are replayed"

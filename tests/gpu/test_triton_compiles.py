@@ -77,7 +77,7 @@ def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
 def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     """Return (kernel, types of its pointers and numbers, constants, warps). Arguments without a
     type are 32-bit integers. native: how the target reads a cache of e4m3fn."""
-    from pegboard_attention_triton import attention, encoder, latent, store
+    from pegboard_attention_triton import attention, encoder, store
     from pegboard_kernel_triton import elementwise, norm, sampling
 
     found = []
