@@ -152,3 +152,21 @@ def engine_on_fake_gpu(
             yield engine, gpu
         finally:
             engine.llm_engine.engine.stop()
+
+
+def decisions_of(llm: LLM) -> Any:
+    """Return the choices that the worker made: (kind, key) → `Decision`."""
+    executor: Any = llm.llm_engine.engine._parts.executor
+    return executor.worker.registry.decisions
+
+
+def attention_of(llm: LLM) -> set[str]:
+    """Return the names of the attention backends that were chosen for the layers."""
+    decisions = decisions_of(llm)
+    return {each.require().name for (kind, _), each in decisions.items() if kind == "attention"}
+
+
+def recorder_notes(llm: LLM) -> tuple[str, ...]:
+    """Return what cannot be recorded, and why."""
+    notes: tuple[str, ...] = decisions_of(llm)["kernel", "recorder"].notes
+    return notes

@@ -26,10 +26,63 @@ generation (86, 89) have."""
 WIDTH = 128
 
 
+def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
+    """Return those of latent attention, with the sizes of DeepSeek-V3 and 16 heads per rank, for
+    prompts in bfloat16 and float32 and for decodes. See `kernels`."""
+    from pegboard_attention_triton import attention, latent
+
+    heads, rank, rope = 16, 512, 64
+    found = []
+    for kind, tokens, rows, stored in (
+        ("bf16", 4096, 2, ""),
+        ("fp32", 4096, 2, ""),
+        ("bf16", 4, 4, native),
+    ):
+        itemsize = 2 if kind == "bf16" else 4
+        tiles = latent.latent_tiles(tokens, rows, heads, rank, itemsize, 8192, 132)
+        constants = {
+            "BLOCK_SIZE": 16,
+            "HEADS": heads,
+            "GROUP": min(heads, tiles.queries),
+            "C": rank,
+            "R": rope,
+            "STORED": stored,
+            "TOKENS": tiles.tokens,
+            "QUERIES": tiles.queries,
+            "KEYS": tiles.keys,
+            "PAD_C": rank,
+            "PAD_R": rope,
+            "HAS_NUM_KEYS": rows == 2,
+            "IS_PART": rows == 2,
+            "SPLITS": tiles.splits,
+            "PRECISION": "ieee" if kind == "fp32" else "tf32",
+        }
+        types = (
+            f"q q_rope *{kind}, cache {'*u8' if stored else f'*{kind}'}, maxima sums lse *fp32"
+            ", block_table query_start_loc seq_lens num_keys *i32, scale fp32"
+        )
+        types += ", out *fp32" if tiles.splits > 1 else f", out *{kind}"
+        found.append((latent._attend_latents, types, constants, tiles.warps))
+        place = {
+            "BLOCK_SIZE": 16,
+            "C": rank,
+            "R": rope,
+            "PAD_C": rank,
+            "PAD_R": rope,
+            "IS_PACKED": bool(stored),
+        }
+        types = f"latent k_rope *{kind}, cache {'*u8' if stored else f'*{kind}'}, slot_mapping *i64"
+        found.append((latent._store_latents, types, place, 4))
+    merged = {"DV": rank, "PAD_DV": rank, "IS_PART": True, "SPLITS": attention.MOST_SPLITS}
+    types = "parts maxima sums lse *fp32, out *bf16"
+    found.append((attention._merge, types, merged, 4))
+    return found
+
+
 def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     """Return (kernel, types of its pointers and numbers, constants, warps). Arguments without a
     type are 32-bit integers. native: how the target reads a cache of e4m3fn."""
-    from pegboard_attention_triton import attention, store
+    from pegboard_attention_triton import attention, encoder, store
     from pegboard_kernel_triton import elementwise, norm, sampling
 
     found = []
@@ -71,6 +124,22 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             4,
         )
     )
+    tiles = encoder.encoder_tiles(4096, 8, 1, 64, 2)
+    constants = {
+        "GROUP": 1,
+        "D": 64,
+        "DV": 64,
+        "TOKENS": tiles.tokens,
+        "QUERIES": tiles.queries,
+        "KEYS": tiles.keys,
+        "PAD_D": 64,
+        "PAD_DV": 64,
+        "HAS_WINDOW": True,
+        "PRECISION": "tf32",
+    }
+    types = "q k v out *bf16, query_start_loc *i32, scale fp32"
+    found.append((encoder._attend_both_ways, types, constants, tiles.warps))
+    found += latent_kernels(native)
     size = {"ADDS": True, "ROWS": 1, "COLUMNS": 4096}
     found.append((norm._rms_norm, "x residual out *bf16, weight *fp32, eps fp32", size, 4))
     turn = {"D": WIDTH, "R": 32, "PAIRS": True, "HEADS": 16, "TURNED": 32, "COPIED": 64}
@@ -219,6 +288,9 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
     sizes = [line.split() for line in done.stdout.splitlines()]
     assert {name for name, _ in sizes} == {
         "_attend",
+        "_attend_both_ways",
+        "_attend_latents",
+        "_store_latents",
         "_merge",
         "_rms_norm",
         "_rope",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,29 @@ def corrected_products() -> Callable[..., Any]:
         return multiply(self, a, b, *rest)
 
     return create_dot
+
+
+def rounded_casts() -> Callable[..., Any]:
+    """Return `InterpreterBuilder.cast_impl` that rounds float32 to the nearest bfloat16, ties to
+    the even one, as GPUs do. The interpreter of Triton 3.9 cuts bits off."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    cast = InterpreterBuilder.cast_impl
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        kinds = (src.dtype.scalar, dst_type.scalar)
+        if kinds == (tl.float32, tl.bfloat16):
+            bits = np.ascontiguousarray(src.data).view(np.uint32).astype(np.uint64)
+            nearest = bits + 0x7FFF + ((bits >> 16) & 1)
+            codes = np.where(np.isnan(src.data), bits | 0x400000, nearest) >> 16
+            return TensorHandle(codes.astype(np.uint16), tl.bfloat16)
+        if kinds == (tl.bfloat16, tl.float32):
+            bits = np.ascontiguousarray(src.data).view(np.uint16).astype(np.uint32) << 16
+            return TensorHandle(bits.view(np.float32), tl.float32)
+        return cast(self, src, dst_type)
+
+    return cast_impl
 
 
 @contextlib.contextmanager

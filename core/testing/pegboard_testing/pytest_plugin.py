@@ -70,9 +70,10 @@ def interpreted_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         from triton.runtime.interpreter import InterpreterBuilder
     except ImportError:
         pytest.skip("triton is not installed")
-    from pegboard_testing.fake_triton import corrected_products
+    from pegboard_testing.fake_triton import corrected_products, rounded_casts
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", corrected_products())
+    monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounded_casts())
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,7 @@ def test_up_projections_of_16_bits(dtype: torch.dtype) -> None:
 
 @settings(max_examples=8)
 @given(
-    latent_layers(),
+    latent_layers(LatentContract.heads),
     st.sampled_from(STORED),
     st.integers(16, 40),
     st.lists(st.integers(1, 60), min_size=2, max_size=6),

@@ -286,6 +286,19 @@ class Tiles:
     warps: int
 
 
+def choose_splits(
+    num_tokens: int, num_rows: int, num_tiles: int, most_keys: int, processors: int
+) -> int:
+    """Return into how many parts the keys of a row are divided. num_tiles: programs of the step
+    without splits. See `choose_tiles`."""
+    if num_tokens > MOST_SPLIT_TOKENS * num_rows:
+        return 1
+    wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * processors, num_tiles)
+    most = min(MOST_SPLITS, triton.cdiv(most_keys, KEYS_PER_SPLIT))
+    splits: int = triton.next_power_of_2(max(1, min(wanted, most)))
+    return splits
+
+
 def choose_tiles(
     num_tokens: int,
     num_rows: int,
@@ -305,17 +318,13 @@ def choose_tiles(
         fewest, min(largest, triton.next_power_of_2(triton.cdiv(num_tokens * group, num_rows)))
     )
     tokens = 1 if num_tokens == num_rows else queries // group
-    splits = 1
-    if num_tokens <= MOST_SPLIT_TOKENS * num_rows:
-        num_tiles = max(num_rows, triton.cdiv(num_tokens, tokens))
-        wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * processors, num_tiles * num_kv_heads)
-        most = min(MOST_SPLITS, triton.cdiv(most_keys, KEYS_PER_SPLIT))
-        splits = triton.next_power_of_2(max(1, min(wanted, most)))
+    num_tiles = max(num_rows, triton.cdiv(num_tokens, tokens)) * num_kv_heads
+    splits = choose_splits(num_tokens, num_rows, num_tiles, most_keys, processors)
     return Tiles(tokens, queries, keys, splits, 8 if queries >= 128 and tokens > 1 else 4)
 
 
 @cache
-def _device(device: torch.device) -> tuple[int, bool]:
+def device_facts(device: torch.device) -> tuple[int, bool]:
     """Return the number of multiprocessors, and whether the device itself converts 8-bit floats of
     the type e4m3fn (NVIDIA, from compute capability 8.9). Without a GPU, the kernels are
     interpreted."""
@@ -376,7 +385,7 @@ def paged_attention(
     out = torch.empty(num_tokens, num_heads, value_width, dtype=q.dtype, device=q.device)
     if num_tokens == 0:
         return out
-    processors, converts = _device(q.device)
+    processors, converts = device_facts(q.device)
     stored = stored_as(k_cache.dtype, converts)
     if stored:
         k_cache = k_cache.view(torch.uint8)

@@ -23,3 +23,33 @@ TRITON = AttentionSpec(
     },
     flags=frozenset({"replay"}),
 )
+
+ENCODER = AttentionSpec(
+    api="1.0",
+    implementation="pegboard_attention_triton.encoder:TritonEncoderAttention",
+    probe="pegboard_attention_triton.probe:probe",
+    platforms=frozenset({"cuda", "rocm"}),
+    supports={
+        "dtype": FLOATS,
+        "head_dim": frozenset(range(8, 257, 8)),
+        "window": True,
+        "encoder": True,
+        "block_size": True,
+    },
+    flags=frozenset({"replay"}),
+)
+
+MLA = AttentionSpec(
+    api="1.0",
+    implementation="pegboard_attention_triton.latent_backend:TritonLatentAttention",
+    probe="pegboard_attention_triton.probe:probe",
+    platforms=frozenset({"cuda", "rocm"}),
+    supports={
+        "dtype": FLOATS,
+        "latent": FLOATS | {"fp8_ds_mla"},
+        "head_dim": frozenset(range(8, 577, 8)),
+        "part": True,
+        "block_size": True,
+    },
+    flags=frozenset({"replay"}),
+)

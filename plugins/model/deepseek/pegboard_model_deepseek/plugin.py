@@ -1,27 +1,30 @@
-"""Specs of this package. On other platforms no attention backend stores latents yet, so the
-fallback serves those that it can."""
+"""Specs of this package. Where no attention backend stores latents, the fallback serves those that
+it can. Keys are chosen by an index on CPUs only."""
 
 from pegboard.interfaces.model import ModelSpec
 
+GPUS = ("cuda", "rocm")
 
-def _on_cpu(implementation: str) -> ModelSpec:
+
+def _spec(implementation: str, *others: str) -> ModelSpec:
+    """others: the platforms besides CPUs."""
     return ModelSpec(
         api="1.0",
         implementation=implementation,
-        platforms=frozenset({"cpu"}),
+        platforms=frozenset({"cpu", *others}),
         flags=frozenset({"tensor_parallel"}),
     )
 
 
-DEEPSEEK_V2 = _on_cpu("pegboard_model_deepseek.deepseek:DeepseekV2Model")
-DEEPSEEK_V3 = _on_cpu("pegboard_model_deepseek.deepseek:DeepseekV3Model")
-MINICPM3 = _on_cpu("pegboard_model_deepseek.minicpm:MiniCPM3Model")
-DEEPSEEK_V32 = _on_cpu("pegboard_model_deepseek.deepseek_v32:DeepseekV32Model")
-KIMI_LINEAR = _on_cpu("pegboard_model_deepseek.kimi:KimiLinearModel")
-LONGCAT_FLASH = _on_cpu("pegboard_model_deepseek.longcat:LongcatFlashModel")
-PANGU_ULTRA_MOE = _on_cpu("pegboard_model_deepseek.pangu:PanguUltraMoEModel")
-DEEPSEEK_MTP = _on_cpu("pegboard_model_deepseek.prediction:DeepSeekMTP")
-OPENPANGU_MTP = _on_cpu("pegboard_model_deepseek.prediction:OpenPanguMTP")
-LONGCAT_FLASH_MTP = _on_cpu("pegboard_model_deepseek.prediction:LongCatFlashMTP")
-EAGLE_DEEPSEEK = _on_cpu("pegboard_model_deepseek.eagle:EagleDeepSeek")
-EAGLE_MISTRAL_LARGE_3 = _on_cpu("pegboard_model_deepseek.eagle:EagleMistralLarge3")
+DEEPSEEK_V2 = _spec("pegboard_model_deepseek.deepseek:DeepseekV2Model", *GPUS)
+DEEPSEEK_V3 = _spec("pegboard_model_deepseek.deepseek:DeepseekV3Model", *GPUS)
+MINICPM3 = _spec("pegboard_model_deepseek.minicpm:MiniCPM3Model", *GPUS)
+DEEPSEEK_V32 = _spec("pegboard_model_deepseek.deepseek_v32:DeepseekV32Model")
+KIMI_LINEAR = _spec("pegboard_model_deepseek.kimi:KimiLinearModel", *GPUS)
+LONGCAT_FLASH = _spec("pegboard_model_deepseek.longcat:LongcatFlashModel", *GPUS)
+PANGU_ULTRA_MOE = _spec("pegboard_model_deepseek.pangu:PanguUltraMoEModel", *GPUS)
+DEEPSEEK_MTP = _spec("pegboard_model_deepseek.prediction:DeepSeekMTP", *GPUS)
+OPENPANGU_MTP = _spec("pegboard_model_deepseek.prediction:OpenPanguMTP", *GPUS)
+LONGCAT_FLASH_MTP = _spec("pegboard_model_deepseek.prediction:LongCatFlashMTP", *GPUS)
+EAGLE_DEEPSEEK = _spec("pegboard_model_deepseek.eagle:EagleDeepSeek", *GPUS)
+EAGLE_MISTRAL_LARGE_3 = _spec("pegboard_model_deepseek.eagle:EagleMistralLarge3", *GPUS)

@@ -1,0 +1,72 @@
+"""The backend `triton_mla`: latent attention of one KV group. Like `triton`, it reads the step from
+the tensors of `AttentionInputs` only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pegboard.interfaces.attention import (
+    AttentionInputs,
+    AttentionLayer,
+    AttentionSetup,
+    KVCacheSpec,
+    KVTensor,
+    KVView,
+)
+from pegboard_attention_triton.latent import LATENT_TILE, latent_attention, store_latents
+
+
+class TritonLatentAttention:
+    """Decodes and prompts read the latents themselves (see `Latent`: absorbed)."""
+
+    def __init__(self, options: None, setup: AttentionSetup) -> None:
+        self.views: Mapping[int, KVView] = {}
+        self.inputs: AttentionInputs | None = None
+
+    @staticmethod
+    def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
+        """A token stores (c, r) in the type `dtype`. fp8_ds_mla: see `store_latents`."""
+        rank = layer.value_dim or 0
+        width = layer.head_dim
+        stored = dtype
+        if dtype == "fp8_ds_mla":
+            stored = "uint8"
+            width = rank + 4 * -(-rank // LATENT_TILE.value) + 2 * (layer.head_dim - rank)
+        return KVCacheSpec(tensors=(KVTensor("latent", (width,), stored),), retain=layer.retain)
+
+    def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
+        self.views = views
+
+    def plan(self, inputs: AttentionInputs) -> None:
+        self.inputs = inputs
+
+    def bind(self, layer: AttentionLayer) -> Callable[..., Any]:
+        """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
+        assert layer.latent is not None and layer.value_dim is not None
+        cache = self.views[layer.layer_index]["latent"]
+        up_k, up_v = layer.latent.matrices()
+        rank = layer.value_dim
+
+        def call(
+            q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, lse: Tensor | None = None
+        ) -> Tensor:
+            step = self.inputs
+            assert step is not None, "call plan() before the forward"
+            store_latents(latent, k_rope, cache, step.slot_mapping)
+            rows = step.block_table, step.query_start_loc, step.seq_lens
+            return latent_attention(q, q_rope, cache, *rows, layer.scale, step.num_keys, lse)
+
+        def attend(q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> Tensor:
+            absorbed = torch.bmm(q.transpose(0, 1), up_k.to(q.dtype)).transpose(0, 1)
+            sums = call(absorbed, q_rope, latent, k_rope)
+            return torch.bmm(sums.transpose(0, 1), up_v.to(q.dtype)).transpose(0, 1).flatten(1)
+
+        def attend_part(q: Tensor, latent: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
+            lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+            return call(q[..., :rank], q[..., rank:], latent, k_rope, lse), lse
+
+        return attend_part if layer.is_part else attend
