@@ -21,12 +21,11 @@ def check_on_gpu(
     reference: Reference,
     kernels: Collection[str] = (),
     *,
-    waits: bool = False,
+    by_triton: bool = False,
     **settings: Any,
 ) -> None:
     """An engine on the fake GPU gives the tokens and logprobs of transformers, replays recorded
-    steps, and never waits for the device. kernels: those that Triton computes. waits: steps with
-    prompts may wait, and nothing is recorded."""
+    steps, and never waits for the device. by_triton, kernels: see `engine_on_fake_gpu`."""
     chosen = {
         "skip_tokenizer_init": True,
         "dtype": "float32",
@@ -38,13 +37,10 @@ def check_on_gpu(
         "disable_log_stats": True,
         **settings,
     }
-    with engine_on_fake_gpu(reference.directory, by_triton=False, kernels=kernels, **chosen) as (
-        llm,
-        gpu,
-    ):
+    running = engine_on_fake_gpu(reference.directory, by_triton, kernels, **chosen)
+    with running as (llm, gpu):
         before = (gpu.host_reads, gpu.blocking_uploads)
         llm.generate({"prompt_token_ids": [5, 7, 9]}, PARAMS, use_tqdm=False)
-        if not waits:
-            assert (gpu.host_reads, gpu.blocking_uploads) == before, "no step waits for the device"
-            assert gpu.replays > 0, "decodes are replayed"
+        assert (gpu.host_reads, gpu.blocking_uploads) == before, "no step waits for the device"
+        assert gpu.replays > 0, "decodes are replayed"
         check_answers(reference, llm, (6, 17))

@@ -12,7 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
 from fake_gpu_parity import check_on_gpu
-from stored_layouts import CASES, quantize
+from pegboard_kernel_triton import packed_product
+from stored_layouts import CASES, quantize, store_experts_in_mxfp4
+from test_experts_parity import ARCHITECTURES
 from tiny_models import Reference, make_model
 
 pytestmark = pytest.mark.usefixtures("interpreted_triton")
@@ -38,6 +40,15 @@ OFTEN = (
 """What every run tests: one format of each form."""
 
 
+@pytest.fixture(autouse=True)
+def wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer programs make the interpreter faster."""
+    choose = packed_product.choose_tiles
+    monkeypatch.setattr(
+        packed_product, "choose_tiles", lambda *given: choose(*given)._replace(rows=256)
+    )
+
+
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=() if case in OFTEN else pytest.mark.slow) for case in CASES],
@@ -48,3 +59,36 @@ def test_quantized_checkpoints(case: str, tmp_path: Path) -> None:
     reference = Reference(tmp_path, model)
     quantize(reference, case)
     check_on_gpu(reference, PACKED)
+
+
+MIXTURE = {
+    **SIZES,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "head_dim": 16,
+    "norm_topk_prob": True,
+}
+SLOW_EXPERTS = ("gptq in act order", "fp8 in blocks", "modelopt_fp4")
+
+
+@pytest.mark.parametrize(
+    "case", ["awq", *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_EXPERTS)]
+)
+def test_quantized_experts(case: str, tmp_path: Path) -> None:
+    """All experts of a step are multiplied in one launch."""
+    model = make_model("qwen3_moe", **MIXTURE)
+    model.save_pretrained(tmp_path)
+    reference = Reference(tmp_path, model)
+    quantize(reference, case)
+    check_on_gpu(reference, PACKED)
+
+
+@pytest.mark.slow
+def test_gpt_oss_with_experts_in_mxfp4(tmp_path: Path) -> None:
+    """With biases, sinks and windows. Attention is Triton's too."""
+    model = make_model("gpt_oss", **{**ARCHITECTURES["gpt_oss"][1], "intermediate_size": 64})
+    model.save_pretrained(tmp_path)
+    reference = Reference(tmp_path, model)
+    store_experts_in_mxfp4(reference)
+    check_on_gpu(reference, by_triton=True)

@@ -215,6 +215,7 @@ def packed_products() -> list[tuple[Any, str, dict[str, Any], int]]:
                 **packed_product.tile_constants(tiles, 4096, form),
             }
             found.append((packed_product._packed_product, types, constants, tiles.warps))
+        if decoding in ("e4m3", "e2m1"):
             more = f"{types}, bias *bf16, order_rows starts *i32"
             constants = {**constants, "HAS_BIAS": True}
             found.append((packed_product._packed_experts, more, constants, tiles.warps))

@@ -475,3 +475,34 @@ def stack_experts(reference: Any) -> None:
         name: torch.stack([each[number] for number in sorted(each)]) for name, each in found.items()
     }
     save_file(kept, path, {"format": "pt"})
+
+
+def store_experts_in_mxfp4(reference: Any) -> None:
+    """Stores random experts as the published gpt-oss does: codes and powers of two, [experts, rows,
+    blocks of 32 columns, 16 bytes]."""
+    path = reference.directory / "model.safetensors"
+    random = torch.Generator().manual_seed(11)
+    tensors = load_file(path)
+    held = reference.model.state_dict()
+    levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    for name in [name for name in held if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, columns, rows = held[name].shape
+        codes = torch.randint(0, 16, (count, rows, columns // 32, 32), generator=random)
+        scales = torch.randint(121, 125, (count, rows, columns // 32), generator=random)
+        matrix = levels[codes] * torch.exp2(scales - 127.0).unsqueeze(-1)
+        held[name].copy_(matrix.flatten(2).transpose(1, 2))
+        del tensors[name]
+        tensors[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+        tensors[f"{name}_scales"] = scales.to(torch.uint8)
+    save_file(tensors, path, {"format": "pt"})
+    plain = [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ]
+    path = reference.directory / "config.json"
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "quantization_config": quantization})
+    )

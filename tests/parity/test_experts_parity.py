@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from stored_layouts import store_experts_in_mxfp4
 
 QWEN = {
     "num_experts": 6,
@@ -218,32 +218,7 @@ def test_gpt_oss_with_experts_in_mxfp4(write: Any, check_parity: Any, check_reco
     """The layout of the published checkpoints: codes and powers of two, [experts, rows, blocks of
     32 columns, 16 bytes]."""
     reference = write("gpt_oss", **{**ARCHITECTURES["gpt_oss"][1], "intermediate_size": 64})
-    path = reference.directory / "model.safetensors"
-    random = torch.Generator().manual_seed(11)
-    tensors = load_file(path)
-    held = reference.model.state_dict()
-    levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-    for name in [name for name in held if name.endswith(("gate_up_proj", "down_proj"))]:
-        count, columns, rows = held[name].shape
-        codes = torch.randint(0, 16, (count, rows, columns // 32, 32), generator=random)
-        scales = torch.randint(121, 125, (count, rows, columns // 32), generator=random)
-        matrix = levels[codes] * torch.exp2(scales - 127.0).unsqueeze(-1)
-        held[name].copy_(matrix.flatten(2).transpose(1, 2))
-        del tensors[name]
-        tensors[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
-        tensors[f"{name}_scales"] = scales.to(torch.uint8)
-    save_file(tensors, path, {"format": "pt"})
-    plain = [
-        "model.layers.*.self_attn",
-        "model.layers.*.mlp.router",
-        "model.embed_tokens",
-        "lm_head",
-    ]
-    path = reference.directory / "config.json"
-    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
-    path.write_text(
-        json.dumps({**json.loads(path.read_text()), "quantization_config": quantization})
-    )
+    store_experts_in_mxfp4(reference)
     check_parity(reference)
     check_recorded(reference)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -270,7 +270,7 @@ class LatentContract:
             trial.run(pieces), expected, atol=max(allowed, TOLERANCE), rtol=TOLERANCE
         )
 
-    @settings(max_examples=8)
+    @settings(max_examples=8, suppress_health_check=[HealthCheck.differing_executors])
     @given(st.sampled_from(STORED), st.data(), st.integers(0, 2**20))
     def test_absorbed_and_expanded_are_the_definition(
         self, stored: str, data: st.DataObject, seed: int
