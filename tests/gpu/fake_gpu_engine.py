@@ -147,6 +147,7 @@ def engine_on_fake_gpu(
         FakeGPU() as gpu,
         triton_on_fake_gpu(),
     ):
+        gpu.total_bytes = 2**30
         engine = LLM(str(model), device="cuda", **{"kv_cache_memory_bytes": 2**20, **settings})
         try:
             yield engine, gpu

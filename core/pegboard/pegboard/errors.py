@@ -7,6 +7,7 @@
     │   └── UsageError          the command line itself is wrong
     ├── ModelError              the checkpoint is missing, damaged or not supported
     ├── CannotRecord            the forward cannot be recorded and runs eagerly; says why
+    │   └── NoRoom              no memory is left for a recording of this size
     ├── PluginError             has `plugin`, the id "kind:name (distribution version)"
     │   ├── PluginNotFound      nothing installed provides (kind, name); says what to install
     │   │   └── UnknownPlugin   also a ConfigError: a setting or a command names it
@@ -62,6 +63,10 @@ class ModelError(PegboardError):
 
 class CannotRecord(PegboardError):
     """A layer, or the code that computes it, cannot be recorded for replay."""
+
+
+class NoRoom(CannotRecord):
+    """The device has no memory left for a recording of this size. One of fewer rows may fit."""
 
 
 class PluginError(PegboardError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from types import FunctionType
 from unittest import mock
 
@@ -29,7 +30,14 @@ from pegboard.worker.recordings import Recorded
 from pegboard.worker.worker import Worker, WorkerPlan
 from pegboard_testing.contract_platform import PlatformContract
 from pegboard_testing.fake_build import FakeWeight
-from pegboard_testing.fake_gpu import DEVICE, TOTAL_BYTES, DeviceTensor, FakeGPU, FakeGPUPlatform
+from pegboard_testing.fake_gpu import (
+    DEVICE,
+    TOTAL_BYTES,
+    DeviceTensor,
+    FakeGPU,
+    FakeGPUPlatform,
+    FakeReplay,
+)
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.fake_parts import (
     FakeGreedySampler,
@@ -230,7 +238,8 @@ def test_one_recording_for_each_size_and_trait(gpu: FakeGPU, tmp_path: Path) -> 
         is stages.recordings.find("decode", 4)
         is not stages.recordings.find("decode", 2)
     )
-    assert stages.recordings.find("decode", 5) is None and gpu.captures == 6
+    assert stages.recordings.find("decode", 5) is None
+    assert gpu.captures == 6 + 4, "the smallest and the largest were measured before"
 
 
 def logits_of(worker: Worker, rows: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
@@ -348,6 +357,44 @@ def test_the_largest_step_is_run_before_the_cache_is_sized(gpu: FakeGPU, tmp_pat
         "the memory that the step needs stays free"
     )
     assert make_worker(tmp_path, kv_cache_memory_bytes=12345).ready.kv_memory_bytes == 12345  # type: ignore[attr-defined]
+
+
+def test_recordings_are_measured_before_the_cache_is_sized(gpu: FakeGPU, tmp_path: Path) -> None:
+    """With the memory that is left, everything can be recorded, and the device is not over its
+    share."""
+    worker = make_worker(tmp_path)
+    eager = make_worker(tmp_path, enforce_eager=True)
+    left = [int(each.ready.kv_memory_bytes) for each in (worker, eager)]  # type: ignore[attr-defined]
+    before = gpu.used_bytes
+    worker.allocate(plan_of(worker))
+    worker.warm_up()
+    pool = worker.replay.pool_bytes  # type: ignore[union-attr]
+    assert pool > 0 and 0 < left[1] - left[0] < 2 * pool
+    assert gpu.peak_bytes - before < TOTAL_BYTES * EngineConfig().gpu_memory_utilization - left[0]
+
+
+def test_without_memory_the_largest_steps_are_not_recorded(
+    gpu: FakeGPU,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wanted = generate(ready(tmp_path), 4)
+    record = FakeReplay.record
+
+    def in_little_memory(replay: FakeReplay, *given: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(gpu, "total_bytes", gpu.used_bytes - replay.pool_bytes + 150000)
+            return record(replay, *given)
+
+    monkeypatch.setattr(FakeReplay, "record", in_little_memory)
+    with caplog.at_level("INFO"):
+        worker = ready(tmp_path, kv_cache_memory_bytes=1)
+    recordings = worker.running.stages.recordings
+    sizes = [recorded.num_tokens for recorded in recordings.by_trait["decode", False]]
+    assert sizes and sizes == [1, 2, 4][: len(sizes)] != [1, 2, 4]
+    assert f"decode of more than {sizes[-1]} tokens" in caplog.text
+    assert generate(worker, 4) == wanted
 
 
 def test_rows_of_items_leave_less_for_the_cache(gpu: FakeGPU, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pegboard.errors import CannotRecord
+from pegboard.errors import CannotRecord, NoRoom
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, PlatformSpec, Replay
 
 DEVICE = "privateuseone:0"
@@ -65,7 +65,7 @@ class FakeGPU(TorchFunctionMode):
     """The device, which exists inside the `with` block. host_reads: how often the host waited to
     read a tensor. uploads, downloads: numbers of copies that did not make the host wait when they
     were started. blocking_uploads: uploads from host memory that the device cannot copy from by
-    itself."""
+    itself. total_bytes: its memory."""
 
     current: FakeGPU | None = None
 
@@ -75,7 +75,10 @@ class FakeGPU(TorchFunctionMode):
             self.replays
         ) = 0
         self.peak_bytes = 0
+        self.total_bytes = TOTAL_BYTES
         self.is_capturing = False
+        self.captured_bytes = 0  # by the graph that is being captured
+        self.spare_bytes = 0  # that other graphs have and this one may use
         self.used_bytes = 0
         self._tensors: dict[int, int] = {}  # live tensors by the address of their memory
 
@@ -135,14 +138,24 @@ class FakeGPU(TorchFunctionMode):
         self.host_reads += 1
 
     def _made(self, result: Any) -> Any:
-        """Count the memory in use."""
+        """Count the memory in use. That of graphs is counted when one has been captured."""
         for tensor in _tensors(result):
             if isinstance(tensor, DeviceTensor):
                 with torch._C.DisableTorchFunction():
                     storage = tensor.untyped_storage()
                     address = storage.data_ptr()
                     size = storage.nbytes()
-                self.used_bytes += 0 if address in self._tensors else size
+                is_new = address not in self._tensors
+                needed = size if is_new else 0
+                more = needed
+                if self.is_capturing:
+                    more = max(0, self.captured_bytes + needed - self.spare_bytes)
+                if self.used_bytes + more > self.total_bytes:
+                    raise torch.OutOfMemoryError(f"the device has no {size} bytes left")
+                if is_new and self.is_capturing:
+                    self.captured_bytes += size
+                    continue
+                self.used_bytes += needed
                 self._tensors[address] = self._tensors.get(address, 0) + 1
                 weakref.finalize(tensor, self._gone, address, size)
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
@@ -247,12 +260,14 @@ class FakeCopies:
 
 
 class FakeReplay:
-    """Captured graphs, one for each size class."""
+    """Captured graphs, one for each size class. pool_bytes: of the memory that they share, which is
+    as large as the largest one needs."""
 
     pads = True
 
     def __init__(self) -> None:
         self.graphs: list[FakeGraph] = []
+        self.pool_bytes = 0
 
     def sizes(self, trait: str, largest: int) -> Sequence[int]:
         """Record steps without prompts, and the output head. Steps with prompts run eagerly."""
@@ -267,12 +282,17 @@ class FakeReplay:
         assert all(isinstance(tensor, DeviceTensor) for tensor in inputs), (
             "a graph computes with memory of the device"
         )
-        gpu.is_capturing = True
         try:
+            gpu.is_capturing = True
+            gpu.spare_bytes = self.pool_bytes
             with Tape() as tape:
                 outputs = run(*inputs)
+        except torch.OutOfMemoryError as error:
+            raise NoRoom(str(error)) from error
         finally:
             gpu.is_capturing = False
+            self._resize(max(self.pool_bytes, gpu.captured_bytes))
+            gpu.captured_bytes = 0
         gpu.captures += 1
         self.graphs.append(FakeGraph(self, tape.calls, outputs, len(inputs[0])))
         return self.graphs[-1]
@@ -281,6 +301,11 @@ class FakeReplay:
         for graph in self.graphs:
             graph.calls = None
         self.graphs.clear()
+        self._resize(0)
+
+    def _resize(self, num_bytes: int) -> None:
+        _gpu().used_bytes += num_bytes - self.pool_bytes
+        self.pool_bytes = num_bytes
 
 
 class Tape(TorchDispatchMode):
@@ -372,7 +397,8 @@ class FakeGPUPlatform:
         if reset_peak:
             gc.collect()
         used = gpu.used_bytes
-        numbers = MemoryNumbers(TOTAL_BYTES - used, TOTAL_BYTES, used, max(used, gpu.peak_bytes))
+        total = gpu.total_bytes
+        numbers = MemoryNumbers(total - used, total, used, max(used, gpu.peak_bytes))
         gpu.peak_bytes = used if reset_peak else gpu.peak_bytes
         return numbers
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from pegboard.errors import CannotRecord
+from pegboard.errors import CannotRecord, NoRoom
 from pegboard.interfaces.platform import Recording, Replay, Trait
 from pegboard.worker.step_inputs import NOT_PADDED, InputBuilder, StepInputs
 
@@ -52,20 +52,28 @@ class Recordings:
         refusals = dict[str, list[str]]()
         for trait, inputs.has_adapters in product(self.traits, with_adapters):
             run, buffers = runs[trait]
+            name = f"{trait} with adapters" if inputs.has_adapters else trait
             recordings: list[Recorded] = []
+            no_room: NoRoom | None = None
             try:
                 for num_rows, size in reversed(self._sizes(trait, replay)):
                     if trait != "logits":
                         if unrecorded:
                             raise CannotRecord(unrecorded)
                         plan(inputs.blank(num_rows, size))
-                    recording = replay.record(run, [buffer[:size] for buffer in buffers])
+                    try:
+                        recording = replay.record(run, [buffer[:size] for buffer in buffers])
+                    except NoRoom as refusal:
+                        no_room = refusal
+                        continue  # small sizes serve most steps
                     padded = (num_rows, size) if replay.pads else NOT_PADDED
                     recordings.insert(0, Recorded(recording, num_rows, size, padded))
             except CannotRecord as refusal:
-                refusals.setdefault(str(refusal), []).append(
-                    f"{trait} with adapters" if inputs.has_adapters else trait
-                )
+                refusals.setdefault(str(refusal), []).append(name)
+            if no_room is not None:
+                if recordings:
+                    name += f" of more than {recordings[-1].num_tokens} tokens"
+                refusals.setdefault(str(no_room), []).append(name)
             self.by_trait[trait, inputs.has_adapters] = recordings
         inputs.has_adapters = False
         return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]

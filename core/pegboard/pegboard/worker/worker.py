@@ -53,6 +53,7 @@ from pegboard.worker.parts import (
     proposer_of,
     take_device,
 )
+from pegboard.worker.room import left_for_cache, models_to_record
 from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.shared_rows import make_shared_rows
 from pegboard.worker.stages import TRAITS
@@ -189,8 +190,8 @@ class Worker:
 
     def _kv_memory_bytes(self, specs: Mapping[int, KVCacheSpec]) -> int:
         """Return the bytes for the KV cache that the user or the platform has set. If none is set,
-        run the largest step to measure its memory, and return what is left of the device's
-        share."""
+        run the largest step and record some to measure their memory, and return what is left of
+        the device's share."""
         if self.config.kv_cache_memory_bytes is not None:
             return self.config.kv_cache_memory_bytes
         platform = self.setup.platform
@@ -198,12 +199,9 @@ class Worker:
         self._bind(plan, memory.allocate(plan, platform.zeros))
         platform.memory(reset_peak=True)
         self._try(memory.largest_batch(self.limits, len(plan.groups)))
-        kept = self.running.kept_rows_bytes()
+        left = left_for_cache(self.setup, self.models, self.running.kept_rows_bytes())
         self.runner = None
-        numbers = platform.memory()
-        others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
-        share = int(numbers.total_bytes * self.config.gpu_memory_utilization)
-        return max(0, share - others - numbers.peak_bytes - kept)
+        return left
 
     def _bind(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]], **parts: Any) -> None:
         """Bind all models to this memory of the KV cache, and make the runner. parts: more parts of
@@ -273,11 +271,9 @@ class Worker:
         else:
             self.replay = replay
             refusals = []
-            recorded = self.models
             if self.config.spec_enforce_eager:
-                recorded = recorded[:1]
                 refusals.append("the draft model runs eagerly: spec_enforce_eager is set")
-            for model in recorded:
+            for model in models_to_record(self.models, self.config):
                 with blame(model.entry.id, self.registry.modules):
                     refusals += model.record(replay)
             for batch in steps:

@@ -1,0 +1,81 @@
+"""How much memory of the device is left for the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from pegboard.config.schema import EngineConfig
+from pegboard.interfaces.platform import Recording, Replay, Trait
+from pegboard.log import get_logger
+from pegboard.worker.loaded_model import LoadedModel
+from pegboard.worker.parts import WorkerSetup
+
+log = get_logger("worker")
+
+
+class Ends:
+    """A Replay that records the largest and then the smallest size of every trait only. num_left:
+    how many others there are. last_bytes: what the last recording has taken. free_bytes: returns
+    how much memory is free."""
+
+    def __init__(self, replay: Replay, free_bytes: Callable[[], int]) -> None:
+        self._replay = replay
+        self._free_bytes = free_bytes
+        self.pads = replay.pads
+        self.num_left = 0
+        self.last_bytes = 0
+
+    def sizes(self, trait: Trait, largest: int) -> Sequence[int]:
+        """See `Replay`."""
+        sizes = self._replay.sizes(trait, largest)
+        self.num_left += max(0, len(sizes) - 2)
+        return sorted({*sizes[:1], *sizes[-1:]})
+
+    def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Recording:
+        """See `Replay`."""
+        before = self._free_bytes()
+        recording = self._replay.record(run, inputs)
+        self.last_bytes = before - self._free_bytes()
+        return recording
+
+    def reset(self) -> None:
+        """See `Replay`."""
+        self._replay.reset()
+
+
+def models_to_record(models: Sequence[LoadedModel], config: EngineConfig) -> Sequence[LoadedModel]:
+    """Return the models whose steps are recorded."""
+    if config.enforce_eager:
+        return ()
+    return models[:1] if config.spec_enforce_eager else models
+
+
+def left_for_cache(setup: WorkerSetup, models: Sequence[LoadedModel], kept_bytes: int) -> int:
+    """Return the bytes that are left of the device's share after the largest step was run.
+
+    kept_bytes: of what requests keep besides the cache.
+    """
+    numbers = setup.platform.memory(reset_peak=True)
+    others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
+    share = int(numbers.total_bytes * setup.config.gpu_memory_utilization)
+    recordings = recordings_bytes(setup, models_to_record(models, setup.config))
+    return max(0, share - others - numbers.peak_bytes - kept_bytes - recordings)
+
+
+def recordings_bytes(setup: WorkerSetup, models: Sequence[LoadedModel]) -> int:
+    """Return the bytes that recordings of padded steps will take. They share memory, so the largest
+    ones need most of it, and each of the others takes what the last one has added."""
+    replay = setup.platform.replay(setup.kernels.replay) if models else None
+    if replay is None or not replay.pads:
+        return 0
+    memory = setup.platform.memory
+    ends = Ends(replay, lambda: memory().free_bytes)
+    before = memory(reset_peak=True).free_bytes
+    for model in models:
+        model.record(ends)
+    needed = before - memory().free_bytes + ends.num_left * max(0, ends.last_bytes)
+    replay.reset()
+    log.info("recorded steps need %.2f GiB", needed / 2**30)
+    return needed
