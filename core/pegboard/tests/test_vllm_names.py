@@ -3,6 +3,8 @@ ignore them."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from pegboard import env
 from pegboard.cli.flags import FlagParser
 from pegboard.config.data_parallel import engine_numbers
+from pegboard.config.schema import EngineConfig
 from pegboard.config.sections import all_settings
 from pegboard.config.sources import engine_settings, is_vllm_name
 from pegboard.config.vllm_names import (
@@ -22,6 +25,7 @@ from pegboard.config.vllm_names import (
     warn_once,
 )
 from pegboard.errors import ConfigError, UsageError
+from pegboard.plugins.discovery import scan_path
 from pegboard_server.settings import ServerConfig, check_server
 
 REFUSED = sorted(name for name in ABSENT if is_vllm_name(name) and not ABSENT[name].warns)
@@ -508,3 +512,49 @@ def test_a_form_sets_something_or_is_refused(name, value):
     assert layer or value == {} or "at_least" in FORMS[name].rule
     for section, values in layer.items():
         assert all(all_settings()[field].section == section for field in values)
+
+
+BACKENDS = [
+    "CPU_ATTN",
+    "CUSTOM",
+    "CUTLASS_MLA",
+    "FLASHINFER",
+    "FLASHINFER_MLA",
+    "FLASHMLA",
+    "FLASHMLA_SPARSE",
+    "FLASH_ATTN",
+    "FLASH_ATTN_MLA",
+    "FLEX_ATTENTION",
+    "IPEX",
+    "NO_ATTENTION",
+    "PALLAS",
+    "ROCM_AITER_FA",
+    "ROCM_AITER_MLA",
+    "ROCM_AITER_MLA_SPARSE",
+    "ROCM_AITER_TRITON_MLA",
+    "ROCM_AITER_UNIFIED_ATTN",
+    "ROCM_ATTN",
+    "TORCH_SDPA",
+    "TREE_ATTN",
+    "TRITON_ATTN",
+    "TRITON_MLA",
+]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_attention_backends_of_vllm(name):
+    """Each is one of the plugins of this repository, or is refused with a reason that names only
+    backends that are there."""
+    installed = {entry.name for entry in scan_path(sys.path).entries if entry.kind == "attention"}
+    try:
+        plugin = EngineConfig(attention_backend=name).attention_backend
+    except ConfigError as error:
+        others = [word.strip(";,.") for word in str(error).split(": ", 1)[1].split()]
+        for other in set(others) & set(BACKENDS):
+            assert EngineConfig(attention_backend=other).attention_backend in installed
+    else:
+        assert plugin in installed
+
+
+def test_names_of_plugins_stay():
+    assert EngineConfig(attention_backend="flash_attn").attention_backend == "flash_attn"

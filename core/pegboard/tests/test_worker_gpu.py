@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from types import FunctionType
+from typing import Any
 from unittest import mock
 
 import msgspec

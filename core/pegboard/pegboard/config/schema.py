@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from pegboard.config.setting import Section, build, check, doc
-from pegboard.config.vllm_names import SHORT_DTYPES
+from pegboard.config.vllm_names import SHORT_DTYPES, attention_plugin
 from pegboard.errors import ConfigError, did_you_mean
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
@@ -504,6 +504,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         msgspec.structs.force_setattr(self, "dtype", SHORT_DTYPES.get(self.dtype, self.dtype))
         msgspec.structs.force_setattr(
             self, "kv_cache_dtype", SHORT_DTYPES.get(self.kv_cache_dtype, self.kv_cache_dtype)
+        )
+        msgspec.structs.force_setattr(
+            self, "attention_backend", attention_plugin(self.attention_backend)
         )
 
     @property

@@ -86,6 +86,15 @@ SHORT_DTYPES: Mapping[str, str] = _FILE["dtypes"]
 """vLLM's short names of types → names of torch."""
 
 
+def attention_plugin(name: str | None) -> str | None:
+    """Return the plugin that vLLM calls `name`, or the name itself. Raises ConfigError if Pegboard
+    has none."""
+    if (reason := _FILE["no_attention_backends"].get(name)) is not None:
+        raise ConfigError(f"--attention-backend {name}: {reason}")
+    plugin: str | None = _FILE["attention_backends"].get(name, name)
+    return plugin
+
+
 def refuse(name: str, value: Any, alias: str | None = None) -> None:
     """Raise ConfigError for a name in `ABSENT`, unless the value asks for what Pegboard does
     anyway. alias: the name as the user typed it."""
