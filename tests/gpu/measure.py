@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import measure_packed
 import torch
 from torch import Tensor
 
@@ -443,6 +444,7 @@ PARTS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "attention_chunk": lambda run: check_rules(run, chunk=64),
     "attention_soft_cap": lambda run: check_rules(run, soft_cap=5.0),
     "attention_sinks": lambda run: check_rules(run, sinks=torch.arange(8, device=run.device) / 4),
+    **measure_packed.CHECKS,
     "sample_tokens": check_sampling,
     "tokens_equal_the_cpu": tokens_equal_the_cpu,
     "memory_roof": memory_roof,
@@ -452,6 +454,7 @@ PARTS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "bench_decode_attention_one_row": lambda run: bench_attention(run, 1, 32768, 1, "memory_roof"),
     "bench_decode_attention_fp8": lambda run: bench_attention(run, 64, 4096, 1, "memory_roof", FP8),
     "bench_prefill_attention": lambda run: bench_attention(run, 1, 8192, 8192, "matrix_roof"),
+    **measure_packed.BENCHES,
     "bench_sample_tokens": bench_sampling,
     "bench_generate": bench_generate,
     "bench_generate_eager": lambda run: bench_generate(run, enforce_eager=True),

@@ -93,8 +93,9 @@ SCALES = [
 BLOCKS = [(1, 16), (1, 32), (1, 64), (128, 128), (5, 48), (1, 10_000), (10_000, 10_000)]
 
 
-def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
-    """Return random rows in a format. The codes use the whole range."""
+def blocks_of(form: tuple, rows: int, columns: int, seed: int, level: int = 96) -> Blocks:
+    """Return random rows in a format. The codes use the whole range. level: columns that share a
+    scale of the second level, if there is one."""
     bits, block_size, dtype, shift = form
     generator = torch.Generator().manual_seed(seed)
     low, high, kind = (-128, 128, torch.int8) if bits == 8 else (0, 2**bits, torch.uint8)
@@ -117,7 +118,7 @@ def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
     if dtype in (HALF, FLOAT):
         return Blocks(bits, block_size, codes, scale, minimum, zero)
     outer = (
-        torch.rand((1 if minimum is None else 2, rows, columns // 96), generator=generator).half()
+        torch.rand((1 if minimum is None else 2, rows, columns // level), generator=generator).half()
         * 0.0005
     )
     scale = torch.randint(
