@@ -57,6 +57,6 @@ class StateRows:
 
     def longer(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield (tokens, block [1], is new [1]) of each row after the first ones of one token."""
-        for row, own in enumerate(pairwise(self.starts or ())):
+        for row, bounds in enumerate(pairwise(self.starts or ())):
             if row >= self._num_single:
-                yield slice(*own), self.blocks[row : row + 1], self.is_new[row : row + 1]
+                yield slice(*bounds), self.blocks[row : row + 1], self.is_new[row : row + 1]

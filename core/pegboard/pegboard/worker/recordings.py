@@ -47,7 +47,8 @@ class Recordings:
     ) -> list[str]:
         """Record what can be recorded. runs: each stage, and the buffers that it reads. Returns the
         reasons why the others run eagerly. plan: gives a step to the attention backends.
-        unrecorded: why attention cannot be recorded in a stage. Errors of the model itself are raised."""
+        unrecorded: why attention cannot be recorded in a stage. Errors of the model itself are
+        raised."""
         inputs = self._inputs
         refusals = dict[str, list[str]]()
         for trait, inputs.has_adapters in product(self.traits, with_adapters):
