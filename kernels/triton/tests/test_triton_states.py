@@ -66,9 +66,9 @@ class Step:
 
     def random(self, *shape: int) -> Tensor:
         """Numbers of each token, not next to those of the other tokens."""
-        flat = torch.randn(
-            self.count, torch.Size(shape).numel() + 3, generator=self.generator
-        ).to(self.dtype)
+        flat = torch.randn(self.count, torch.Size(shape).numel() + 3, generator=self.generator).to(
+            self.dtype
+        )
         return flat[:, 2:-1].view(self.count, *shape)
 
     def weight(self, *shape: int) -> Tensor:
