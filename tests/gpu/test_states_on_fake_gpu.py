@@ -82,8 +82,8 @@ def test_drafts(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A prompt that has all tokens gives drafts, and most of them are wrong. Kernels compute rows of
-    several tokens in a recording. References do not, so steps run eagerly."""
+    """A prompt that has all tokens gives drafts, and most of them are wrong. Kernels compute rows
+    of several tokens in a recording. References do not, so steps run eagerly."""
     caplog.set_level("INFO", "pegboard")
     reference = write("mamba")
     prompt = list(range(3, VOCAB_SIZE))

@@ -39,7 +39,7 @@ def _row(table, seq_lens, starts, table_row, num_rows, num_tokens):
 def _pad(out, first, stop, out_token, places, mask):
     """Write zeros for tokens that pad the step."""
     zeros = tl.zeros(places.shape, out.dtype.element_ty)
-    for index in range(0, stop - first):
+    for index in range(stop - first):
         t = (first + index).to(tl.int64)
         tl.store(out + t * out_token + places, zeros, mask=mask)
 
@@ -171,15 +171,15 @@ def _selective_scan(
     h = tl.load(at, mask=mask & has_past, other=0)
     a = -tl.exp(tl.load(a_log + place, mask=mask, other=0))
     factor = tl.load(skip + columns, mask=is_column, other=0)
-    for index in range(0, stop - first):
+    for index in range(stop - first):
         t = (first + index).to(tl.int64)
-        own = tl.load(x + t * x_token + columns, mask=is_column, other=0).to(tl.float32)
+        value = tl.load(x + t * x_token + columns, mask=is_column, other=0).to(tl.float32)
         step = tl.load(steps + t * steps_token + columns, mask=is_column, other=0).to(tl.float32)
         step = _softplus(step)
-        read = tl.load(b + t * b_token + numbers, mask=is_number, other=0).to(tl.float32)
-        written = tl.load(c + t * c_token + numbers, mask=is_number, other=0).to(tl.float32)
-        h = h * tl.exp(step[:, None] * a) + (step * own)[:, None] * read[None, :]
-        y = tl.sum(h * written[None, :], 1) + factor * own
+        b_now = tl.load(b + t * b_token + numbers, mask=is_number, other=0).to(tl.float32)
+        c_now = tl.load(c + t * c_token + numbers, mask=is_number, other=0).to(tl.float32)
+        h = h * tl.exp(step[:, None] * a) + (step * value)[:, None] * b_now[None, :]
+        y = tl.sum(h * c_now[None, :], 1) + factor * value
         tl.store(out + t * channels + columns, y.to(out.dtype.element_ty), mask=is_column)
     tl.debug_barrier()
     tl.store(at, h, mask=mask)
@@ -241,16 +241,16 @@ def _chunked_scan(
     added = tl.load(bias + head)
     factor = tl.load(skip + head)
     group = head // repeats
-    for index in range(0, stop - first):
+    for index in range(stop - first):
         t = (first + index).to(tl.int64)
-        own = tl.load(x + t * x_token + head * x_head + channels, mask=is_channel, other=0)
-        own = own.to(tl.float32)
+        value = tl.load(x + t * x_token + head * x_head + channels, mask=is_channel, other=0)
+        value = value.to(tl.float32)
         step = _softplus(tl.load(steps + t * steps_token + head).to(tl.float32) + added)
         step = tl.minimum(tl.maximum(step, least), most)
-        read = tl.load(b + t * b_token + group * b_group + numbers, mask=is_number, other=0)
-        written = tl.load(c + t * c_token + group * c_group + numbers, mask=is_number, other=0)
-        h = h * tl.exp(step * a) + (step * own)[:, None] * read.to(tl.float32)[None, :]
-        y = tl.sum(h * written.to(tl.float32)[None, :], 1) + factor * own
+        b_now = tl.load(b + t * b_token + group * b_group + numbers, mask=is_number, other=0)
+        c_now = tl.load(c + t * c_token + group * c_group + numbers, mask=is_number, other=0)
+        h = h * tl.exp(step * a) + (step * value)[:, None] * b_now.to(tl.float32)[None, :]
+        y = tl.sum(h * c_now.to(tl.float32)[None, :], 1) + factor * value
         place = t * heads * head_dim + channels
         tl.store(out + place, y.to(out.dtype.element_ty), mask=is_channel)
     tl.debug_barrier()
@@ -314,7 +314,7 @@ def _delta_rule(
     h = tl.load(at, mask=mask & has_past, other=0)
     rate = -tl.exp(tl.load(a_log + head))
     group = head // repeats
-    for index in range(0, stop - first):
+    for index in range(stop - first):
         t = (first + index).to(tl.int64)
         query = tl.load(q + t * q_token + group * q_group + numbers, mask=is_number, other=0)
         query = query.to(tl.float32)
@@ -372,8 +372,8 @@ def _gated_norm(
         values *= factor
     if NORMALIZES:
         values *= 1 / tl.sqrt(tl.sum(values * values, 0) / size + eps)
-        own = tl.load(weight + tl.program_id(1) * weight_part + numbers, mask=mask, other=0)
-        values *= own.to(tl.float32)
+        scale = tl.load(weight + tl.program_id(1) * weight_part + numbers, mask=mask, other=0)
+        values *= scale.to(tl.float32)
     if not GATES_FIRST:
         values *= factor
     tl.store(out + token * columns + place, values.to(out.dtype.element_ty), mask=mask)
@@ -556,7 +556,7 @@ def gated_norm(
     x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size: int, gates_first: bool
 ) -> Tensor:
     """See `pegboard_models.state_ops.gated_norm`."""
-    x, gate = _packed(x), _packed(gate)
+    x, gate = (_packed(each) for each in (x, gate))
     num_tokens, columns = x.shape
     part = min(columns, NUMBERS) if weight is None else size
     out = torch.empty(num_tokens, columns, dtype=x.dtype, device=x.device)
