@@ -224,6 +224,64 @@ def check_adapters(run: Run, dtype: torch.dtype) -> dict[str, Any]:
     return error(lora.lora_add(y, x, a.flatten(2), b, ranks, bounds, rows), expected)
 
 
+def check_states(run: Run, dtype: torch.dtype) -> dict[str, Any]:
+    """Rows of several tokens and of one, new and not, in a padded step. Returns the largest
+    error."""
+    from pegboard_kernel_triton import states
+
+    from pegboard.ops import StateRows
+    from pegboard_models import state_ops
+
+    lengths = [1, 1, 5, 2] if run.tiny else [1] * 30 + [500, 33, 1]
+    heads, head_dim, size = (2, 4, 8) if run.tiny else (16, 64, 128)
+    num_rows = len(lengths)
+    count = sum(lengths)
+    starts = torch.tensor([0, *lengths, 0, 0]).cumsum(0).int()
+    seq_lens = starts.diff() + torch.arange(num_rows + 2).int() % 2 * 9
+    seq_lens[num_rows:] = 0
+    table = torch.zeros(num_rows + 2, 2, dtype=torch.int32)
+    table[:num_rows, 0] = torch.randperm(num_rows) + 1
+    padded = StateRows(*(part.to(run.device) for part in (table, seq_lens, starts)), None)
+    parts = padded.table[:num_rows], padded.seq_lens[:num_rows], padded.query_start_loc[:-2]
+    real = StateRows(*parts, starts[:-2].tolist())
+
+    def tokens(*shape: int) -> Tensor:
+        return run.random(count + 3, *shape, dtype=dtype)
+
+    def weight(*shape: int) -> Tensor:
+        return run.random(*shape, dtype=torch.float32)
+
+    inner = heads * head_dim
+    bc = [tokens(size) for _ in range(2)]
+    groups = [tokens(2, size) for _ in range(2)]
+    per_head = tokens(heads, head_dim)
+    steps = tokens(heads)
+    scan = tokens(inner), tokens(inner), weight(inner, size), *bc, weight(inner)
+    limits = 0.0, float("inf")
+    chunks = per_head, steps, weight(heads), limits, weight(heads), *groups, weight(heads)
+    delta = *groups, per_head, steps, weight(heads), weight(heads), tokens(heads)
+    cases: dict[str, tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...]]] = {
+        "causal_conv": ((tokens(inner), weight(inner, 4), None), (inner, 3), (True,)),
+        "selective_scan": (scan, (inner, size), ()),
+        "chunked_scan": (chunks, (heads, head_dim, size), ()),
+        "gated_delta_rule": (delta, (heads, head_dim, size), ()),
+    }
+    results = []
+    for name, (inputs, shape, after) in cases.items():
+        state = weight(num_rows + 1, *shape)
+        other = state.clone()
+        found = getattr(states, name)(*inputs, state, padded, *after)
+        wide = [
+            part[:count].float() if isinstance(part, Tensor) and len(part) == count + 3 else part
+            for part in inputs
+        ]
+        expected = getattr(state_ops, name)(*wide, other, real, *after)
+        results += [error(found[:count], expected), error(state, other)]
+        results.append({"error": 0.0, "right": not bool(found[count:].any())})
+    wrong = [result for result in results if not result["right"]]
+    return max(wrong or results, key=lambda result: result["error"])
+
+
 def check_attention(
     run: Run,
     dtype: torch.dtype,
@@ -421,6 +479,7 @@ PARTS: dict[str, Callable[[Run], dict[str, Any]]] = {
             ("silu_mul", check_activation),
             ("experts", check_experts),
             ("lora_add", check_adapters),
+            ("states", check_states),
             ("attention", check_attention),
         )
         for dtype in LIMITS

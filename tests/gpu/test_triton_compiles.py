@@ -180,7 +180,7 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             8,
         )
     )
-    return found + packed_products() + experts_and_adapters()
+    return found + packed_products() + experts_and_adapters() + layers_with_states()
 
 
 def packed_products() -> list[tuple[Any, str, dict[str, Any], int]]:
@@ -248,6 +248,28 @@ def experts_and_adapters() -> list[tuple[Any, str, dict[str, Any], int]]:
     return found
 
 
+def layers_with_states() -> list[tuple[Any, str, dict[str, Any], int]]:
+    """Return the kernels of layers with a state per request, as `kernels` does."""
+    from pegboard_kernel_triton import states
+
+    rows = "table seq_lens starts *i32, x gate q k v steps b c beta out *bf16"
+    rows += ", state a_log skip *fp32, least most eps scale fp32"
+    conv = {"WIDTH": 4, "PAST": 4, "HAS_BIAS": True, "ACTIVATES": True}
+    conv |= {"BLOCK_T": states.TOKENS, "BLOCK_C": states.CHANNELS}
+    found = [(states._causal_conv, f"{rows}, weight bias state *bf16", conv, 4)]
+    numbers = {"BLOCK_D": states.NUMBERS // 16, "BLOCK_N": 16}
+    found.append((states._selective_scan, rows, numbers, 4))
+    types = f"{rows}, bias *fp32"
+    numbers = {"BLOCK_P": states.NUMBERS // 128, "BLOCK_N": 128}
+    found.append((states._chunked_scan, types, numbers, 4))
+    for per_channel in (False, True):
+        numbers = {"BLOCK_P": 16, "BLOCK_K": 128, "PER_CHANNEL": per_channel}
+        found.append((states._delta_rule, types, numbers, 4))
+    norm = {"NORMALIZES": True, "GATES_FIRST": False, "BLOCK": 8192}
+    found.append((states._gated_norm, f"{rows}, weight *bf16", norm, 4))
+    return found
+
+
 def main(backend: str, chip: str) -> None:
     """Compile every kernel. Prints its name and the shared memory of one program, in bytes."""
     import triton
@@ -303,6 +325,11 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_multiply_experts",
         "_shrink",
         "_expand",
+        "_causal_conv",
+        "_selective_scan",
+        "_chunked_scan",
+        "_delta_rule",
+        "_gated_norm",
     }
     assert all(int(size) <= SHARED_BYTES[target] for _, size in sizes), sizes
 

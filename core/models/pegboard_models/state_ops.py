@@ -2,8 +2,9 @@
 plugins may make them faster.
 
 A step has B rows with T tokens in total. Every op reads the state of each row, computes the row's
-tokens, and writes the state after them, so that a prompt can be computed in any pieces. Rows of one
-token (decodes) are computed together.
+tokens, and writes the state after them, so that a prompt can be computed in any pieces. The first
+rows of one token (decodes) are computed together. Nothing is read on the host, and rows that pad a
+step change no state.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, silu, softplus
 
+from pegboard.errors import CannotRecord
 from pegboard.ops import StateRows
 
 CHUNK = 64
@@ -30,18 +32,18 @@ def causal_conv(
 
     state: [blocks, C, K - 1], the last inputs of each row. activates: the result goes through SiLU.
     """
-    out = torch.empty_like(x)
-    tokens, blocks, is_new = rows.single
+    out = torch.zeros_like(x)
+    tokens, blocks, is_new = _single(rows)
     if len(blocks):
         past = state[blocks].masked_fill(is_new[:, None, None], 0)
         window = torch.cat((past.to(x.dtype), x[tokens].unsqueeze(-1)), -1)
         out[tokens] = (window * weight).sum(-1)
-        state[blocks] = window[..., 1:].to(state.dtype)
-    for first, end, block, new in rows.longer():
-        past = torch.zeros_like(state[block]) if new else state[block]
-        window = torch.cat((past.to(x.dtype), x[first:end].T), -1)
-        out[first:end] = conv1d(window.unsqueeze(0), weight.unsqueeze(1), groups=len(weight))[0].T
-        state[block] = window[:, end - first :]
+        _store(window[..., 1:].to(state.dtype), state, blocks, rows)
+    for tokens, block, new in rows.longer():
+        past = state[block][0].masked_fill(new, 0)
+        window = torch.cat((past.to(x.dtype), x[tokens].T), -1)
+        out[tokens] = conv1d(window.unsqueeze(0), weight.unsqueeze(1), groups=len(weight))[0].T
+        state[block] = window[:, -past.shape[1] :].to(state.dtype)
     if bias is not None:
         out += bias
     return silu(out) if activates else out
@@ -69,16 +71,16 @@ def selective_scan(
     b = b.float()
     c = c.float()
     out = wide * skip.float()
-    tokens, blocks, is_new = rows.single
+    tokens, blocks, is_new = _single(rows)
     if len(blocks):
         h = state[blocks].masked_fill(is_new[:, None, None], 0)
         step = dt[tokens].unsqueeze(-1)
         h = h * torch.exp(step * a) + step * b[tokens].unsqueeze(1) * wide[tokens].unsqueeze(-1)
         out[tokens] += (h * c[tokens].unsqueeze(1)).sum(-1)
-        state[blocks] = h
-    for first, end, block, new in rows.longer():
-        h = torch.zeros_like(state[block]) if new else state[block]
-        for token in range(first, end):
+        _store(h, state, blocks, rows)
+    for tokens, block, new in rows.longer():
+        h = state[block][0].masked_fill(new, 0)
+        for token in range(tokens.start, tokens.stop):
             h = (
                 h * torch.exp(dt[token, :, None] * a)
                 + (dt[token] * wide[token])[:, None] * b[token]
@@ -114,18 +116,18 @@ def chunked_scan(
     b = b.float().repeat_interleave(repeats, 1)
     c = c.float().repeat_interleave(repeats, 1)
     out = wide * skip.float().unsqueeze(-1)
-    tokens, blocks, is_new = rows.single
+    tokens, blocks, is_new = _single(rows)
     if len(blocks):
         h = state[blocks].masked_fill(is_new[:, None, None, None], 0)
         step = dt[tokens]
         h = h * torch.exp(step * a)[..., None, None]
         h = h + (step.unsqueeze(-1) * wide[tokens]).unsqueeze(-1) * b[tokens].unsqueeze(2)
         out[tokens] += (h @ c[tokens].unsqueeze(-1)).squeeze(-1)
-        state[blocks] = h
-    for first, end, block, new in rows.longer():
-        h = torch.zeros_like(state[block]) if new else state[block]
-        for start in range(first, end, CHUNK):
-            part = slice(start, min(start + CHUNK, end))
+        _store(h, state, blocks, rows)
+    for tokens, block, new in rows.longer():
+        h = state[block][0].masked_fill(new, 0)
+        for start in range(tokens.start, tokens.stop, CHUNK):
+            part = slice(start, min(start + CHUNK, tokens.stop))
             part_out, h = _chunk(wide[part], dt[part], a, b[part], c[part], h)
             out[part] += part_out
         state[block] = h
@@ -172,8 +174,8 @@ def gated_delta_rule(
     wide = v.float()
     beta = beta.float().sigmoid().unsqueeze(-1)
     decay = softplus(steps.float() + bias).view(*v.shape[:2], -1) * -a_log.exp().unsqueeze(-1)
-    out = torch.empty_like(wide)
-    tokens, blocks, is_new = rows.single
+    out = torch.zeros_like(wide)
+    tokens, blocks, is_new = _single(rows)
     if len(blocks):
         h = state[blocks].masked_fill(is_new[:, None, None, None], 0) * decay[
             tokens
@@ -181,14 +183,29 @@ def gated_delta_rule(
         recalled = (h @ k[tokens].unsqueeze(-1)).squeeze(-1)
         h = h + (beta[tokens] * (wide[tokens] - recalled)).unsqueeze(-1) * k[tokens].unsqueeze(2)
         out[tokens] = (h @ q[tokens].unsqueeze(-1)).squeeze(-1)
-        state[blocks] = h
-    for first, end, block, new in rows.longer():
-        h = torch.zeros_like(state[block]) if new else state[block]
-        for start in range(first, end, DELTA_CHUNK):
-            part = slice(start, min(start + DELTA_CHUNK, end))
+        _store(h, state, blocks, rows)
+    for tokens, block, new in rows.longer():
+        h = state[block][0].masked_fill(new, 0)
+        for start in range(tokens.start, tokens.stop, DELTA_CHUNK):
+            part = slice(start, min(start + DELTA_CHUNK, tokens.stop))
             out[part], h = _delta_chunk(q[part], k[part], wide[part], decay[part], beta[part], h)
         state[block] = h
     return out.to(v.dtype)
+
+
+def _single(rows: StateRows) -> tuple[Tensor | slice, Tensor, Tensor]:
+    """Return `StateRows.single`. In a padded step, only rows without drafts have one token each."""
+    if rows.starts is None and rows.table.shape[1] > 1:
+        raise CannotRecord("the reference of an op with states cannot replay drafts")
+    return rows.single
+
+
+def _store(new: Tensor, state: Tensor, blocks: Tensor, rows: StateRows) -> None:
+    """Write the states of the rows of one token. Several rows that repeat the first one write the
+    same; if this has no token either, the states stay as they are."""
+    if rows.starts is None:
+        new = torch.where(rows.seq_lens[0] > 0, new, state[blocks])
+    state[blocks] = new
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, silu, softplus
 
 from pegboard import ops
-from pegboard.errors import ModelError
+from pegboard.errors import CannotRecord, ModelError
 from pegboard.interfaces.attention import AttentionInputs, KVTensor
 from pegboard.layers import StateLayer
 from pegboard.worker.attention_groups import StateGroup
@@ -276,3 +276,52 @@ def test_parameters_keep_the_type_that_was_asked_for() -> None:
     assert [id(t) for holder in own.holders() for t in holder.tensors()] == [id(own["D"])]
     x = torch.tensor([[1.0, 5.0], [2.0, 6.0]])
     assert short(x, torch.zeros(1, 2, 2), rows_of([0], [0], [2])).tolist() == [[3, 5], [8, 6]]
+
+
+def padded_rows(blocks: list[int], starts: list[int], count: int) -> ops.StateRows:
+    """The rows of a decode that is padded to `count` rows."""
+    num_rows = len(blocks)
+    rest = [0] * (count - num_rows)
+    return ops.StateRows(
+        torch.tensor([*blocks, *rest], dtype=torch.int32)[:, None],
+        torch.tensor([*(start + 1 for start in starts), *rest], dtype=torch.int32),
+        torch.arange(count + 1, dtype=torch.int32).clamp(max=num_rows),
+        None,
+    )
+
+
+@pytest.mark.parametrize("name", OPS)
+@given(starts=st.lists(st.sampled_from([0, 3]), max_size=3), more=st.integers(1, 3))
+def test_padding_changes_no_state(name: str, starts: list[int], more: int) -> None:
+    """Also if the real rows have no tokens, as when a step is recorded."""
+    op, shape = OPS[name]
+    blocks = [3, 1, 4][: len(starts)]
+    count = len(starts) + more
+    generator = torch.Generator().manual_seed(count)
+    own = inputs_of(count, generator)
+    state = torch.randn(BLOCKS, *shape, generator=generator)
+    alone = state.clone()
+    out = op(own, state, padded_rows(blocks, starts, count))
+    assert out.isfinite().all()
+    if starts:
+        real = {key: x[: len(starts)] if key in PER_TOKEN else x for key, x in own.items()}
+        expected = op(real, alone, rows_of(blocks, starts, [1] * len(starts)))
+        torch.testing.assert_close(out[: len(starts)], expected)
+    torch.testing.assert_close(state, alone)
+
+
+def test_a_recording_finds_the_rows_again() -> None:
+    """A recording is computed once before it is captured, so nothing may be left from then."""
+    rows = padded_rows([3, 1], [0, 2], 3)
+    assert rows.single[1].tolist() == [3, 1, 3] and rows.single[2].tolist() == [True, False, True]
+    rows.table[:, 0] = torch.tensor([2, 4, 1])
+    rows.seq_lens[:] = torch.tensor([7, 1, 2])
+    rows.query_start_loc[3] = 3
+    assert rows.single[1].tolist() == [2, 4, 1] and rows.single[2].tolist() == [False, True, False]
+
+
+def test_the_reference_does_not_record_drafts() -> None:
+    rows = padded_rows([3], [0], 2)
+    rows.table = rows.table.expand(-1, 2)
+    with pytest.raises(CannotRecord, match="cannot replay drafts"):
+        conv(inputs_of(2, torch.Generator()), torch.zeros(BLOCKS, CHANNELS, WIDTH - 1), rows)

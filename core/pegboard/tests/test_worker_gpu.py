@@ -582,7 +582,7 @@ def test_an_attention_that_does_not_replay_is_named(gpu: FakeGPU, tmp_path: Path
     replay = worker.setup.platform.replay(None)
     assert replay is not None
     refusal = "the attention of x cannot be replayed"
-    (reason,) = worker.running.stages.record(replay, worker.models[0].plan, refusal)
+    (reason,) = worker.running.stages.record(replay, worker.models[0].plan, lambda trait: refusal)
     assert reason == "decode run eagerly: the attention of x cannot be replayed"
     assert worker.running.stages.recordings.find("logits", 2) is not None
 

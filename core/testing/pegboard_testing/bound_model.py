@@ -19,7 +19,7 @@ class BoundModel(LoadedModel):
         build: Any = SimpleNamespace(declared=Declared(), lora=None, taps=(), stage=ranks.stage)
         setup: Any = SimpleNamespace(ranks=ranks)
         attention: Any = SimpleNamespace(
-            backends=list(enumerate(backends)), not_replayed=lambda pads: ""
+            backends=list(enumerate(backends)), not_replayed=lambda pads, trait: ""
         )
         self.setup = setup
         self.build = build

@@ -232,7 +232,9 @@ class FakeCopies:
                 and source.shape == target.shape
                 and source.dtype == target.dtype
             )
-            is_used = any(source.data_ptr() == other.data_ptr() for other, _ in self.in_flight)
+            is_used = source.numel() and any(
+                source.data_ptr() == other.data_ptr() for other, _ in self.in_flight
+            )
             assert not is_used, (
                 "host memory was filled again, and nothing waited for its copy to the device"
             )

@@ -118,7 +118,9 @@ def blocks_of(form: tuple, rows: int, columns: int, seed: int, level: int = 96) 
     if dtype in (HALF, FLOAT):
         return Blocks(bits, block_size, codes, scale, minimum, zero)
     outer = (
-        torch.rand((1 if minimum is None else 2, rows, columns // level), generator=generator).half()
+        torch.rand(
+            (1 if minimum is None else 2, rows, columns // level), generator=generator
+        ).half()
         * 0.0005
     )
     scale = torch.randint(

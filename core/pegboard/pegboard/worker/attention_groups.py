@@ -22,6 +22,7 @@ from pegboard.interfaces.attention import (
     KVCacheSpec,
     KVPlan,
 )
+from pegboard.interfaces.platform import Trait
 from pegboard.interfaces.quantization import QuantizationMethod
 from pegboard.ops import StateRows
 from pegboard.plugins.registry import Registry
@@ -47,8 +48,13 @@ class StateGroup:
 
     def plan(self, inputs: AttentionInputs) -> None:
         """Find the states of the step's rows."""
-        starts = inputs.query_start_loc_cpu[: inputs.num_rows + 1].tolist()
-        self.rows = StateRows(inputs.block_table, inputs.seq_lens, inputs.query_start_loc, starts)
+        is_whole = inputs.num_rows == len(inputs.seq_lens_cpu)
+        self.rows = StateRows(
+            inputs.block_table,
+            inputs.seq_lens,
+            inputs.query_start_loc,
+            inputs.query_start_loc_cpu.tolist() if is_whole else None,
+        )
 
 
 class AttentionGroups:
@@ -155,12 +161,13 @@ class AttentionGroups:
         )
         return ", ".join([*(names[:1] if len(set(names)) == 1 else names), *digest])
 
-    def not_replayed(self, pads: bool) -> str:
-        """Return why steps of this model cannot be recorded; "" if they can. pads: see `Replay`."""
+    def not_replayed(self, pads: bool, trait: Trait) -> str:
+        """Return why this stage of the model cannot be recorded; "" if it can. pads: see
+        `Replay`."""
         if self.context.tokens.size > 1:
             return "the exchange between ranks that share out tokens cannot be replayed"
-        if self.states and pads:
-            return "layers with states cannot be replayed in padded steps"
+        if self.states and pads and trait == "forward":
+            return "layers with states cannot replay padded prompts"
         eager = {
             entry.id
             for entry in self.entries.values()

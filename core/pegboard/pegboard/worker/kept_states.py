@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from pegboard.data.batch import Batch
 from pegboard.interfaces.attention import KVPlan, State
+from pegboard.interfaces.platform import Copies
+from pegboard.worker.buffers import sent_once
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.step_inputs import RowState
 
@@ -26,7 +27,12 @@ class KeptStates:
     blocks."""
 
     def __init__(
-        self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]], state: RowState, device: str
+        self,
+        plan: KVPlan,
+        views: Mapping[int, Mapping[str, Any]],
+        state: RowState,
+        device: str,
+        copies: Copies | None,
     ) -> None:
         self._groups = [
             (group, state.block_tables[index])
@@ -34,7 +40,7 @@ class KeptStates:
             if isinstance(group.spec.retain, State) and group.spec.retain.takes_drafts
         ]
         self._views = views
-        self._device = device
+        self._send = lambda columns: sent_once(columns, device, copies)
         self._starts = np.full(len(state.num_tokens), -1)  # of the last step, if it had drafts
 
     def __bool__(self) -> bool:
@@ -58,5 +64,5 @@ class KeptStates:
         if not len(rows):
             return
         for group, table in self._groups:
-            blocks = torch.from_numpy(table[rows].astype(np.int64)).to(self._device)
-            copy_blocks(self._views, group, blocks[:, source], blocks[:, destination])
+            blocks = self._send(table[rows].T.astype(np.int64, order="C"))
+            copy_blocks(self._views, group, blocks[source], blocks[destination])

@@ -372,7 +372,9 @@ class LoadedModel:
     def record(self, replay: Replay) -> list[str]:
         """Record the stages, after a first step. Returns the reasons why some of them run
         eagerly."""
-        return self.stages.record(replay, self.plan, self.attention.not_replayed(replay.pads))
+        return self.stages.record(
+            replay, self.plan, lambda trait: self.attention.not_replayed(replay.pads, trait)
+        )
 
     def _adapter_rows(self, is_head: bool) -> AdapterRows | None:
         if (inputs := self.inputs) is None or not inputs.has_adapters:

@@ -66,7 +66,7 @@ class ModelRunner:
         self.scores = PromptScores(
             parts.sampler, parts.loaded.model.logits, self.state, self.inputs.head_adapters
         )
-        self.kept = KeptStates(parts.plan, parts.views, self.state, parts.device)
+        self.kept = KeptStates(parts.plan, parts.views, self.state, parts.device, parts.copies)
         recomputes = bool(self.kept)
         self.ending = make_ending(parts, self.stages, self.inputs, self.exact, recomputes)
 

@@ -43,11 +43,12 @@ class Recordings:
         runs: Mapping[Trait, tuple[Run, Sequence[Tensor]]],
         with_adapters: Sequence[bool],
         plan: Callable[[StepInputs], None],
-        unrecorded: str,
+        unrecorded: Callable[[Trait], str],
     ) -> list[str]:
         """Record what can be recorded. runs: each stage, and the buffers that it reads. Returns the
         reasons why the others run eagerly. plan: gives a step to the attention backends.
-        unrecorded: why attention cannot be recorded. Errors of the model itself are raised."""
+        unrecorded: why attention cannot be recorded in a stage. Errors of the model itself are
+        raised."""
         inputs = self._inputs
         refusals = dict[str, list[str]]()
         for trait, inputs.has_adapters in product(self.traits, with_adapters):
@@ -58,8 +59,8 @@ class Recordings:
             try:
                 for num_rows, size in reversed(self._sizes(trait, replay)):
                     if trait != "logits":
-                        if unrecorded:
-                            raise CannotRecord(unrecorded)
+                        if reason := unrecorded(trait):
+                            raise CannotRecord(reason)
                         plan(inputs.blank(num_rows, size))
                     try:
                         recording = replay.record(run, [buffer[:size] for buffer in buffers])

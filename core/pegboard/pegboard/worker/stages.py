@@ -89,7 +89,7 @@ class Stages:
 
     @torch.inference_mode()
     def record(
-        self, replay: Replay, plan: Callable[[StepInputs], None], unrecorded: str
+        self, replay: Replay, plan: Callable[[StepInputs], None], unrecorded: Callable[[Trait], str]
     ) -> list[str]:
         """Record every stage that can be recorded, after a first step. See `Recordings.record`."""
         if not self.form.shape[1]:
