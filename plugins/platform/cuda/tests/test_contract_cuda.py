@@ -11,18 +11,14 @@ from typing import Any
 import pytest
 import torch
 from pegboard_platform_cuda import platform as module
-from pegboard_platform_cuda import probe
 from pegboard_platform_cuda.graphs import GraphReplay
 from pegboard_platform_cuda.platform import CUDAPlatform
 
 from pegboard.errors import CannotRecord, ConfigError
 from pegboard.interfaces.platform import PlatformSetup
-from pegboard.interfaces.spec import Absent, Broken, Ok, ProbeFacts
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_platform import PlatformContract
 from pegboard_testing.fake_gpu import DEVICE, TOTAL_BYTES, FakeGPU, Tape
-
-FACTS = ProbeFacts("x86_64")
 
 
 class FakeCUDAGraph:
@@ -175,100 +171,3 @@ def test_recordings_write_their_results_to_the_same_tensors(gpu: FakeGPU) -> Non
     assert kept == 8 * (2 + 500) * 4
     replay.reset()
     assert not replay.results
-
-
-class FakeNVML:
-    """status: what every function returns; 0 = success."""
-
-    def __init__(self, status: int = 0, count: int = 2) -> None:
-        self.nvmlErrorString = lambda status: b"Driver/library version mismatch"
-        self.nvmlShutdown = lambda: 0
-        self.status = status
-        self.count = count
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> int:
-            if name == "nvmlDeviceGetCount_v2":
-                arguments[0]._obj.value = self.count
-            elif name == "nvmlDeviceGetName":
-                arguments[1].value = b"NVIDIA X100"
-            elif name == "nvmlDeviceGetMemoryInfo":
-                arguments[1]._obj.total = 80 * 2**30
-            elif name == "nvmlDeviceGetCudaComputeCapability":
-                arguments[1]._obj.value = 9
-                arguments[2]._obj.value = 0
-            elif name == "nvmlSystemGetDriverVersion":
-                arguments[0].value = b"580.1"
-            return self.status
-
-        return call
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
-    """Returns a function that installs a fake driver, or removes it (None)."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(probe, "torch_reason", lambda: None)
-
-    def install(nvml: FakeNVML | None, loaded: bool = True) -> None:
-        def load(name: str) -> FakeNVML:
-            if nvml is None:
-                raise OSError(f"{name}: cannot open shared object file")
-            return nvml
-
-        monkeypatch.setattr(probe.ctypes, "CDLL", load)
-        monkeypatch.setattr(probe, "DRIVER", tmp_path if loaded else tmp_path / "none")
-
-    return install
-
-
-def test_a_gpu_is_described(driver: Any) -> None:
-    driver(FakeNVML())
-    found = {
-        "devices": 2,
-        "name": "NVIDIA X100",
-        "memory_gib": 80.0,
-        "capability": "9.0",
-        "driver": "580.1",
-    }
-    assert probe.probe(FACTS) == Ok(found)
-
-
-def test_no_gpu_is_no_problem(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for nvml, loaded in ((None, False), (FakeNVML(9), False), (FakeNVML(count=0), True)):
-        driver(nvml, loaded)
-        assert isinstance(probe.probe(FACTS), Absent)
-    driver(FakeNVML())
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert probe.probe(FACTS) == Absent("CUDA_VISIBLE_DEVICES hides all GPUs")
-
-
-def test_a_gpu_that_cannot_be_used_is_a_problem(
-    driver: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver(None)
-    assert (
-        isinstance(found := probe.probe(FACTS), Broken)
-        and "libnvidia-ml.so.1 is not usable" in found.reason
-    )
-    driver(FakeNVML(18))
-    assert probe.probe(FACTS) == Broken(
-        "the NVIDIA driver does not answer: nvmlInit_v2: Driver/library version mismatch"
-    )
-    driver(FakeNVML())
-    monkeypatch.setattr(probe, "torch_reason", lambda: "torch is old")
-    assert probe.probe(FACTS) == Broken("there is an NVIDIA GPU (NVIDIA X100), but torch is old")
-
-
-def test_a_torch_without_cuda_is_found_without_importing_it(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        probe, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    )
-    for line, usable in (
-        ("cuda: Optional[str] = None", False),
-        ("cuda: Optional[str] = '12.8'", True),
-    ):
-        (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\n", "utf-8")
-        assert (probe.torch_reason() is None) == usable
