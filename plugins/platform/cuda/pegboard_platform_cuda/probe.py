@@ -6,10 +6,10 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from pegboard.interfaces.spec import Absent, Broken, Ok, ProbeFacts, Verdict
+from pegboard_gpus.torch_build import torch_reason
 from pegboard_platform_cuda.nvml import LIBRARY, NVML, NVMLError
 from pegboard_platform_cuda.visible import part_of_gpu, visible_gpus
 
@@ -38,7 +38,7 @@ def probe(facts: ProbeFacts) -> Verdict:
         return Broken(f"the NVIDIA driver does not answer: {error}")
     if description is None:
         return Absent(f"{VISIBLE}={os.environ.get(VISIBLE)} hides all GPUs")
-    if (reason := torch_reason()) is not None:
+    if (reason := torch_reason("cuda", "CUDA")) is not None:
         return Broken(f"there is an NVIDIA GPU ({description['name']}), but {reason}")
     return Ok(description)
 
@@ -94,19 +94,3 @@ def part_facts(nvml: NVML, uuid: str) -> dict[str, object]:
         }
     except NVMLError as error:
         return {"name": uuid, "part": f"the driver does not describe this part: {error}"}
-
-
-def torch_reason() -> str | None:
-    """Return why the installed torch cannot use a GPU, or None. torch's own file says for which
-    CUDA it was built."""
-    spec = find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        return "torch is not installed: pip install torch"
-    version = Path(spec.submodule_search_locations[0], "version.py")
-    lines = version.read_text("utf-8").splitlines() if version.is_file() else []
-    if any(line.startswith("cuda") and line.endswith("= None") for line in lines):
-        return (
-            "the installed torch was built without CUDA: install a torch for CUDA, or choose "
-            "--device cpu"
-        )
-    return None

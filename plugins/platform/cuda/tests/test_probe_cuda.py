@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,7 +93,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     """Returns a function that installs a fake driver, or removes it (None)."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    monkeypatch.setattr(probe, "torch_reason", lambda: None)
+    monkeypatch.setattr(probe, "torch_reason", lambda *names: None)
 
     def install(nvml: FakeNVML | None, loaded: bool = True) -> None:
         def load(name: str) -> FakeNVML:
@@ -158,7 +157,7 @@ def test_a_gpu_that_cannot_be_used_is_a_problem(
         "the NVIDIA driver does not answer: nvmlInit_v2: Driver/library version mismatch"
     )
     driver(FakeNVML(X100))
-    monkeypatch.setattr(probe, "torch_reason", lambda: "torch is old")
+    monkeypatch.setattr(probe, "torch_reason", lambda *names: "torch is old")
     assert probe.probe(FACTS) == Broken("there is an NVIDIA GPU (NVIDIA X100), but torch is old")
 
 
@@ -228,15 +227,6 @@ def test_lists_are_read_as_cuda_reads_them(variable: str | None, places: list[in
     assert part_of_gpu(variable) is None
 
 
-def test_a_torch_without_cuda_is_found_without_importing_it(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        probe, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    )
-    for line, usable in (
-        ("cuda: Optional[str] = None", False),
-        ("cuda: Optional[str] = '12.8'", True),
-    ):
-        (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\n", "utf-8")
-        assert (probe.torch_reason() is None) == usable
+def test_a_torch_without_cuda_is_named(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "torch_reason", lambda *names: f"no {' '.join(names)}")
+    assert shown("0", X100) == Broken("there is an NVIDIA GPU (NVIDIA X100), but no cuda CUDA")
