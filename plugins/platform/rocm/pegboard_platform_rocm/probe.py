@@ -30,8 +30,8 @@ def probe(facts: ProbeFacts) -> Verdict:
     if not gpus:
         missing = [device for device in devices_of(known[0]) if not device.exists()]
         return Absent(
-            f"the kernel has an AMD GPU ({label(known[0])}), but {missing[0]} is not here; a "
-            f"container needs --device {DEVICES / 'kfd'} --device {DEVICES / 'dri'}"
+            f"the kernel has an AMD GPU ({label(known[0])}), but {missing[0]} is not here; "
+            f"docker run needs --device {DEVICES / 'kfd'} --device {DEVICES / 'dri'}"
         )
     shown = visible_gpus(gpus, os.environ)
     if not shown:
@@ -95,7 +95,7 @@ def access_reason(gpus: Sequence[GPU]) -> str | None:
             )
         return (
             f"this process may not open {device}: add this user to its group {group} (sudo usermod "
-            f"-a -G {group} $USER) and log in again; a container needs --group-add {group}"
+            f"-a -G {group} $USER) and log in again; docker run needs --group-add {group}"
         )
     return None
 

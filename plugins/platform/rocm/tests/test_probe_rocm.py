@@ -142,7 +142,7 @@ def test_no_gpu_is_no_problem(machine: Machine, monkeypatch: pytest.MonkeyPatch)
     for path in ("dri/renderD128", "kfd"):
         (machine.root / "dev" / path).unlink()
         text = reason(Absent)
-        assert f"{path} is not here; a container needs --device" in text and "gfx942" in text
+        assert f"{path} is not here; docker run needs --device" in text and "gfx942" in text
 
 
 def test_a_gpu_without_its_file_does_not_count(machine: Machine) -> None:
