@@ -54,6 +54,7 @@ FOREIGN = {
     ),
     **dict.fromkeys(("--cpunodebind", "--membind"), "numactl"),
     "--cpu-list": "taskset",
+    "--group-add": "docker",
     "--import-mode": "pytest",
     "--param": "gcc",
     **dict.fromkeys(("--flag", "--no-flag"), "stand for any flag"),

@@ -27,6 +27,8 @@ from torch import Tensor
 
 LIMITS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 """The largest relative error of each type."""
+PLATFORM = "rocm" if torch.version.hip else "cuda"
+"""Pegboard's name for torch's "cuda"."""
 
 
 class Run:
@@ -396,8 +398,8 @@ def tokens_equal_the_cpu(run: Run) -> dict[str, Any]:
             ], time.perf_counter() - started
 
     (expected, _) = generate(device="cpu")
-    (eager, _) = generate(device="cuda", enforce_eager=True)
-    captured, seconds = generate(device="cuda")
+    (eager, _) = generate(device=PLATFORM, enforce_eager=True)
+    captured, seconds = generate(device=PLATFORM)
     equal = {
         name: sum(map(list.__eq__, rows, expected))
         for name, rows in (("eager", eager), ("captured", captured))
@@ -420,7 +422,7 @@ def bench_generate(run: Run, **settings: Any) -> dict[str, Any]:
     from pegboard import LLM, SamplingParams
 
     started = time.perf_counter()
-    with LLM(device="cuda", max_model_len=2048, **settings) as llm:
+    with LLM(device=PLATFORM, max_model_len=2048, **settings) as llm:
         found: dict[str, Any] = {
             "start_s": round(time.perf_counter() - started, 2),
             "output_tokens_per_s": {},

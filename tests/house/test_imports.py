@@ -38,6 +38,7 @@ def allowed(member: Member) -> tuple[str, ...]:
         "pegboard_chat",
         "pegboard_drafts",
         "pegboard_executors",
+        "pegboard_gpus",
         "pegboard_kv",
         "pegboard_media",
         "pegboard_models",

@@ -64,6 +64,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.fake_build",
         "pegboard_testing.fake_forwards",
         "pegboard_testing.fake_gpu",
+        "pegboard_testing.fake_torch_cuda",
         "pegboard_testing.fake_triton",
         "pegboard_testing.held_memory",
         "pegboard_testing.stored_rows",

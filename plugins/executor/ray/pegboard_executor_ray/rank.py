@@ -29,6 +29,15 @@ NOTHING = ("done", None)
 """The engine wants to know no more of the step of a rank."""
 
 GPUS = "CUDA_VISIBLE_DEVICES"
+AMD_GPUS = "HIP_VISIBLE_DEVICES"
+"""Ray sets it on nodes with AMD GPUs. There, it counts instead of the other."""
+
+
+def show_gpus(gpus: str) -> None:
+    """Let this process use these GPUs of its node. gpus: "" = none were asked for."""
+    if gpus:
+        names = (GPUS, AMD_GPUS) if AMD_GPUS in os.environ else (GPUS,)
+        os.environ.update(dict.fromkeys(names, gpus))
 
 
 class Rank:
@@ -64,8 +73,7 @@ class Rank:
     def start(self, make_worker: bytes, place: Place, sampling: range, gpus: str) -> bytes:
         """Build the worker, and load the weights. gpus: those of all ranks of this node, in their
         order; "" = none."""
-        if gpus:
-            os.environ[GPUS] = gpus
+        show_gpus(gpus)
         self.samples = place.rank in sampling
         self.answers = place.rank == sampling.start
         return self._answer(lambda: self._loaded(make_worker, place))

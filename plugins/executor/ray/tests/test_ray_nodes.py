@@ -25,6 +25,7 @@ from pegboard_executor_ray.cluster import Cluster
 from pegboard_executor_ray.executor import RayExecutor
 from pegboard_executor_ray.node import needs_of
 from pegboard_executor_ray.options import RayOptions
+from pegboard_executor_ray.rank import show_gpus
 
 from pegboard.data.batch import TransferReport
 from pegboard.errors import ConfigError, EngineDeadError, PegboardError, PluginBroken
@@ -145,6 +146,20 @@ def test_a_cluster_without_room(cluster: Any) -> None:
 def test_gpus_are_needed_where_the_platform_computes_with_them() -> None:
     for platform, num_gpus in (("cpu", 0), ("cuda", 1), ("rocm", 1)):
         assert needs_of(3, platform) == {"CPU": 3, "GPU": num_gpus}
+
+
+def test_ranks_see_the_gpus_of_all_ranks_of_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On nodes with AMD GPUs, Ray has shown each rank only its own."""
+    nvidia, amd = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+    monkeypatch.setenv(nvidia, "3")
+    monkeypatch.delenv(amd, raising=False)
+    show_gpus("3,1")
+    assert os.environ[nvidia] == "3,1" and amd not in os.environ
+    monkeypatch.setenv(amd, "2")
+    show_gpus("")
+    assert os.environ[amd] == "2"
+    show_gpus("2,0")
+    assert os.environ[amd] == "2,0"
 
 
 def test_other_plugins_on_a_node_are_refused(cluster: Any) -> None:

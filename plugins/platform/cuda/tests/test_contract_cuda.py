@@ -3,86 +3,25 @@ contract."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from pegboard_platform_cuda import platform as module
-from pegboard_platform_cuda import probe
-from pegboard_platform_cuda.graphs import GraphReplay
 from pegboard_platform_cuda.platform import CUDAPlatform
 
-from pegboard.errors import CannotRecord, ConfigError
+from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import PlatformSetup
-from pegboard.interfaces.spec import Absent, Broken, Ok, ProbeFacts
+from pegboard_gpus import platform as module
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_platform import PlatformContract
-from pegboard_testing.fake_gpu import DEVICE, TOTAL_BYTES, FakeGPU, Tape
-
-FACTS = ProbeFacts("x86_64")
-
-
-class FakeCUDAGraph:
-    def replay(self) -> None:
-        with torch._C.DisableTorchFunction():
-            for operator, args, kwargs, out in self.calls:
-                again = operator(*args, **kwargs)
-                if again.data_ptr() != out.data_ptr():
-                    out.copy_(again)
-
-
-@contextlib.contextmanager
-def fake_capture(graph: FakeCUDAGraph, pool: object, stream: object) -> Iterator[None]:
-    """As in torch: what waits for the device while it is captured raises RuntimeError."""
-    gpu = FakeGPU.current
-    assert gpu is not None and pool == "pool"
-    gpu.is_capturing = True
-    try:
-        with Tape() as tape:
-            yield
-    except CannotRecord:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore lines") from None
-    finally:
-        gpu.is_capturing = False
-    graph.calls = tape.calls  # type: ignore[attr-defined]
+from pegboard_testing.fake_gpu import FakeGPU
+from pegboard_testing.fake_torch_cuda import fake_torch_cuda
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    with FakeGPU() as gpu:
-
-        def reset() -> None:
-            gpu.peak_bytes = gpu.used_bytes
-
-        fakes: dict[str, Any] = {
-            "is_available": lambda: True,
-            "device_count": lambda: 1,
-            "set_device": lambda index: None,
-            "mem_get_info": lambda: (TOTAL_BYTES - gpu.used_bytes, TOTAL_BYTES),
-            "memory_reserved": lambda: gpu.used_bytes,
-            "max_memory_reserved": lambda: max(gpu.peak_bytes, gpu.used_bytes),
-            "reset_peak_memory_stats": reset,
-            "empty_cache": lambda: None,
-            "get_device_capability": lambda: (9, 0),
-            "graph_pool_handle": lambda: "pool",
-            "Event": lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None),
-            "Stream": lambda: stream,
-            "current_stream": lambda: stream,
-            "stream": lambda stream: contextlib.nullcontext(),
-            "CUDAGraph": FakeCUDAGraph,
-            "graph": fake_capture,
-        }
-        for name, fake in fakes.items():
-            monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(module, "FAMILY", "privateuseone")
-        monkeypatch.setattr(module, "pinned", lambda shape, dtype: torch.zeros(shape, dtype=dtype))
-        threads = torch.get_num_threads()
+    with fake_torch_cuda(monkeypatch, module, get_device_capability=lambda: (9, 0)) as gpu:
         yield gpu
-        torch.set_num_threads(threads)
 
 
 def test_contract() -> None:
@@ -110,23 +49,6 @@ def test_without_a_gpu_the_start_is_refused() -> None:
         CUDAPlatform(None, PlatformSetup()).start(0)
 
 
-def test_too_little_memory_names_the_numbers_and_the_settings(
-    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    platform = CUDAPlatform(None, PlatformSetup())
-    platform.start(0)
-
-    def full(*args: object, **more: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(torch, "zeros", full)
-    with pytest.raises(
-        ConfigError,
-        match=r"2.00 GiB .* of 0.06 GiB free; lower gpu_memory_utilization, kv_cache_memory",
-    ):
-        platform.zeros(2**31)
-
-
 def test_types_by_checkpoint_and_device(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
     platform = CUDAPlatform(None, PlatformSetup())
     found = [
@@ -135,140 +57,3 @@ def test_types_by_checkpoint_and_device(gpu: FakeGPU, monkeypatch: pytest.Monkey
     assert found == ["bfloat16", "bfloat16", "bfloat16", "float16"]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     assert platform.defaults("bfloat16")["dtype"] == "float16"
-
-
-def test_sizes_of_graphs() -> None:
-    replay = GraphReplay()
-    assert replay.sizes("decode", 1) == [1] and replay.sizes("logits", 20) == [1, 2, 4, 8, 16, 20]
-    assert replay.sizes("decode", 10_000)[-2:] == [504, 512] and replay.sizes("forward", 64) == ()
-
-
-def test_all_recordings_use_one_stream(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS keeps a workspace for each stream."""
-    streams: list[object] = []
-
-    def stream() -> object:
-        streams.append(SimpleNamespace(wait_stream=lambda other: None))
-        return streams[-1]
-
-    monkeypatch.setattr(torch.cuda, "Stream", stream)
-    replay = GraphReplay()
-    for size in (1, 2, 4):
-        replay.record(lambda x: (x + 1,), [torch.zeros(size, device=DEVICE)])
-    assert len(streams) == 1
-
-
-def test_recordings_write_their_results_to_the_same_tensors(gpu: FakeGPU) -> None:
-    """The largest is recorded first."""
-    replay = GraphReplay()
-    weight = torch.ones(2, 500, device=DEVICE)
-    inputs = torch.arange(16.0, device=DEVICE).view(8, 2)
-    largest = replay.record(lambda x: (x + 1, x @ weight), [inputs])
-    small = [replay.record(lambda x: (x + 1, x @ weight), [inputs[:size]]) for size in (4, 2, 1)]
-    for recording in (*small, largest):
-        hidden, logits = recording(recording.size)
-        assert hidden.data_ptr() == largest.outputs[0].data_ptr()
-        assert logits.data_ptr() == largest.outputs[1].data_ptr()
-        torch.testing.assert_close(hidden, inputs[: recording.size] + 1)
-        torch.testing.assert_close(logits, inputs[: recording.size] @ weight)
-    kept = sum(tensor.untyped_storage().nbytes() for tensor in replay.results.values())
-    assert kept == 8 * (2 + 500) * 4
-    replay.reset()
-    assert not replay.results
-
-
-class FakeNVML:
-    """status: what every function returns; 0 = success."""
-
-    def __init__(self, status: int = 0, count: int = 2) -> None:
-        self.nvmlErrorString = lambda status: b"Driver/library version mismatch"
-        self.nvmlShutdown = lambda: 0
-        self.status = status
-        self.count = count
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> int:
-            if name == "nvmlDeviceGetCount_v2":
-                arguments[0]._obj.value = self.count
-            elif name == "nvmlDeviceGetName":
-                arguments[1].value = b"NVIDIA X100"
-            elif name == "nvmlDeviceGetMemoryInfo":
-                arguments[1]._obj.total = 80 * 2**30
-            elif name == "nvmlDeviceGetCudaComputeCapability":
-                arguments[1]._obj.value = 9
-                arguments[2]._obj.value = 0
-            elif name == "nvmlSystemGetDriverVersion":
-                arguments[0].value = b"580.1"
-            return self.status
-
-        return call
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
-    """Returns a function that installs a fake driver, or removes it (None)."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(probe, "torch_reason", lambda: None)
-
-    def install(nvml: FakeNVML | None, loaded: bool = True) -> None:
-        def load(name: str) -> FakeNVML:
-            if nvml is None:
-                raise OSError(f"{name}: cannot open shared object file")
-            return nvml
-
-        monkeypatch.setattr(probe.ctypes, "CDLL", load)
-        monkeypatch.setattr(probe, "DRIVER", tmp_path if loaded else tmp_path / "none")
-
-    return install
-
-
-def test_a_gpu_is_described(driver: Any) -> None:
-    driver(FakeNVML())
-    found = {
-        "devices": 2,
-        "name": "NVIDIA X100",
-        "memory_gib": 80.0,
-        "capability": "9.0",
-        "driver": "580.1",
-    }
-    assert probe.probe(FACTS) == Ok(found)
-
-
-def test_no_gpu_is_no_problem(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for nvml, loaded in ((None, False), (FakeNVML(9), False), (FakeNVML(count=0), True)):
-        driver(nvml, loaded)
-        assert isinstance(probe.probe(FACTS), Absent)
-    driver(FakeNVML())
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert probe.probe(FACTS) == Absent("CUDA_VISIBLE_DEVICES hides all GPUs")
-
-
-def test_a_gpu_that_cannot_be_used_is_a_problem(
-    driver: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver(None)
-    assert (
-        isinstance(found := probe.probe(FACTS), Broken)
-        and "libnvidia-ml.so.1 is not usable" in found.reason
-    )
-    driver(FakeNVML(18))
-    assert probe.probe(FACTS) == Broken(
-        "the NVIDIA driver does not answer: nvmlInit_v2: Driver/library version mismatch"
-    )
-    driver(FakeNVML())
-    monkeypatch.setattr(probe, "torch_reason", lambda: "torch is old")
-    assert probe.probe(FACTS) == Broken("there is an NVIDIA GPU (NVIDIA X100), but torch is old")
-
-
-def test_a_torch_without_cuda_is_found_without_importing_it(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        probe, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    )
-    for line, usable in (
-        ("cuda: Optional[str] = None", False),
-        ("cuda: Optional[str] = '12.8'", True),
-    ):
-        (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\n", "utf-8")
-        assert (probe.torch_reason() is None) == usable

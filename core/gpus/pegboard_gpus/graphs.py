@@ -1,4 +1,4 @@
-"""Steps recorded as CUDA graphs."""
+"""Steps recorded as graphs of torch.cuda: CUDA graphs, or HIP graphs in a torch for ROCm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GraphReplay:
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Graph:
         """Run once, so that kernels are compiled and libraries have their memory, and then capture.
         An error of the model is raised by the first run. All recordings use one stream, because
-        cuBLAS keeps a workspace for each."""
+        cuBLAS and hipBLAS keep a workspace for each."""
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream()

@@ -1,0 +1,1 @@
+"""What the platforms of GPUs share that torch reaches through torch.cuda."""

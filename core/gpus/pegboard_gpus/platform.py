@@ -1,0 +1,151 @@
+"""One device of torch.cuda per rank, with memory numbers from torch's allocator and the driver."""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pegboard.env import compute_threads
+from pegboard.errors import ConfigError
+from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
+from pegboard_gpus.graphs import GraphReplay
+
+FAMILY = "cuda"
+"""torch's name for these devices, also in a torch for ROCm."""
+LARGE_DEVICE = 70 * 2**30
+"""Bytes of memory from which larger steps are the default."""
+FIXED_TOKENS = 64.0
+"""An estimate: decoding reads all weights, whatever the number of tokens."""
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeroed host memory that the device can copy from and to by itself."""
+    return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+
+class GPUCopies:
+    """See `pegboard.interfaces.platform.Copies`. All copies are on the stream that computes."""
+
+    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return pinned(shape, dtype)
+
+    def upload(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def download(self, source: Tensor) -> Callable[[], Tensor]:
+        host = pinned(tuple(source.shape), source.dtype)
+        host.copy_(source, non_blocking=True)
+        wait = self.mark()
+
+        def result() -> Tensor:
+            wait()
+            return host
+
+        return result
+
+    def mark(self) -> Callable[[], None]:
+        event = torch.cuda.Event()
+        event.record()
+        wait: Callable[[], None] = event.synchronize
+        return wait
+
+
+class GPUPlatform(ABC):
+    """See `pegboard.interfaces.platform.Platform`. Rank i of this machine computes on the i-th
+    visible device. kind: how messages call a device. repair: what to do if torch finds none."""
+
+    kind: ClassVar[str]
+    repair: ClassVar[str]
+
+    def __init__(self, options: None, setup: PlatformSetup) -> None:
+        self.num_threads = setup.num_threads or compute_threads()
+        self.profiler: Any = None
+        self.profile_path: Path | None = None
+
+    @abstractmethod
+    def has_bfloat16(self) -> bool:
+        """Whether the device of this rank computes products in bfloat16 at full speed."""
+
+    def is_usable(self) -> bool:
+        """Whether torch can use a device of this kind."""
+        return torch.cuda.is_available()
+
+    def start(self, local_rank: int) -> Device:
+        if not self.is_usable():
+            raise ConfigError(
+                f"torch {torch.__version__} cannot use a {self.kind} device: {self.repair}, or "
+                "choose --device cpu"
+            )
+        if local_rank >= (count := torch.cuda.device_count()):
+            raise ConfigError(
+                f"rank {local_rank} needs a {self.kind} device of its own, but only {count} are "
+                "visible"
+            )
+        self.device = f"{FAMILY}:{local_rank}"
+        torch.cuda.set_device(local_rank)
+        torch.set_num_threads(self.num_threads)
+        return Device(self.device, self.num_threads, FIXED_TOKENS)
+
+    def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
+        """`used` is what torch's allocator holds. Before a new peak is measured, it gives back what
+        no tensor uses. An engine that was stopped has reference cycles, so these are collected
+        first."""
+        free, total = torch.cuda.mem_get_info()
+        numbers = MemoryNumbers(
+            free, total, torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+        )
+        if reset_peak:
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        return numbers
+
+    def zeros(self, num_bytes: int) -> Tensor:
+        """Raises ConfigError with the numbers if the memory is not there."""
+        try:
+            return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError as error:
+            numbers = self.memory()
+            raise ConfigError(
+                f"the KV cache does not fit: a part of {num_bytes / 2**30:.2f} GiB was asked for, "
+                f"and {self.device} has {numbers.free_bytes / 2**30:.2f} of "
+                f"{numbers.total_bytes / 2**30:.2f} GiB free; lower gpu_memory_utilization, "
+                "kv_cache_memory_bytes or max_num_batched_tokens"
+            ) from error
+
+    def copies(self) -> GPUCopies:
+        return GPUCopies()
+
+    def replay(self, programs: Callable[[], Replay] | None) -> GraphReplay:
+        return GraphReplay()
+
+    def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
+        """dtype is float16 for checkpoints in float16 and on devices without bfloat16; otherwise
+        bfloat16."""
+        is_float16 = checkpoint_dtype == "float16" or not self.has_bfloat16()
+        is_large = torch.cuda.mem_get_info()[1] >= LARGE_DEVICE
+        return {
+            "dtype": "float16" if is_float16 else "bfloat16",
+            "block_size": 16,
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 8192 if is_large else 2048,
+            "max_in_flight": 2,
+        }
+
+    def profile(self, path: Path | None) -> None:
+        if path is not None:
+            self.profiler = torch.profiler.profile()
+            self.profile_path = path
+            self.profiler.start()
+        elif self.profiler is not None:
+            self.profiler.stop()
+            assert self.profile_path is not None
+            self.profile_path.mkdir(parents=True, exist_ok=True)
+            self.profiler.export_chrome_trace(str(self.profile_path / "trace.json"))
+            self.profiler = None

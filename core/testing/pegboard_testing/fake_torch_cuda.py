@@ -1,0 +1,90 @@
+"""A fake of torch.cuda with one device, on the GPU of `fake_gpu`: for tests of platforms of GPUs.
+
+with fake_torch_cuda(monkeypatch, pegboard_gpus.platform) as gpu:
+    platform.start(0)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pegboard.errors import CannotRecord
+from pegboard_testing.fake_gpu import TOTAL_BYTES, FakeGPU, Tape
+
+
+class FakeCUDAGraph:
+    """A graph that runs its operators again."""
+
+    calls: list[Any]
+
+    def replay(self) -> None:
+        with torch._C.DisableTorchFunction():
+            for operator, args, kwargs, out in self.calls:
+                again = operator(*args, **kwargs)
+                if again.data_ptr() != out.data_ptr():
+                    out.copy_(again)
+
+
+@contextlib.contextmanager
+def fake_capture(graph: FakeCUDAGraph, pool: object, stream: object) -> Iterator[None]:
+    """As in torch: what waits for the device while it is captured raises RuntimeError."""
+    gpu = FakeGPU.current
+    assert gpu is not None and pool == "pool"
+    gpu.is_capturing = True
+    try:
+        with Tape() as tape:
+            yield
+    except CannotRecord:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore lines") from None
+    finally:
+        gpu.is_capturing = False
+    graph.calls = tape.calls
+
+
+@contextlib.contextmanager
+def fake_torch_cuda(
+    monkeypatch: pytest.MonkeyPatch, platform: ModuleType, **more: Any
+) -> Iterator[FakeGPU]:
+    """Replaces functions of torch.cuda, and what `platform` (the module pegboard_gpus.platform)
+    takes from torch. more: further functions by name."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    with FakeGPU() as gpu:
+
+        def reset() -> None:
+            gpu.peak_bytes = gpu.used_bytes
+
+        fakes: dict[str, Any] = {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "set_device": lambda index: None,
+            "mem_get_info": lambda: (TOTAL_BYTES - gpu.used_bytes, TOTAL_BYTES),
+            "memory_reserved": lambda: gpu.used_bytes,
+            "max_memory_reserved": lambda: max(gpu.peak_bytes, gpu.used_bytes),
+            "reset_peak_memory_stats": reset,
+            "empty_cache": lambda: None,
+            "graph_pool_handle": lambda: "pool",
+            "Event": lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None),
+            "Stream": lambda: stream,
+            "current_stream": lambda: stream,
+            "stream": lambda stream: contextlib.nullcontext(),
+            "CUDAGraph": FakeCUDAGraph,
+            "graph": fake_capture,
+            **more,
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(platform, "FAMILY", "privateuseone")
+        monkeypatch.setattr(
+            platform, "pinned", lambda shape, dtype: torch.zeros(shape, dtype=dtype)
+        )
+        threads = torch.get_num_threads()
+        try:
+            yield gpu
+        finally:
+            torch.set_num_threads(threads)
