@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pegboard.errors import CannotRecord
+from pegboard.errors import CannotRecord, NoRoom
 from pegboard.interfaces.platform import Trait
 
 MOST_ROWS = 512
@@ -41,6 +41,16 @@ class GraphReplay:
         )
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Graph:
+        """See `pegboard.interfaces.platform.Replay`."""
+        before = dict(self.results)
+        try:
+            return self._capture(run, inputs)
+        except torch.OutOfMemoryError as error:
+            self.results = before
+            torch.cuda.empty_cache()
+            raise NoRoom(str(error).splitlines()[0]) from error
+
+    def _capture(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Graph:
         """Run once, so that kernels are compiled and libraries have their memory, and then capture.
         An error of the model is raised by the first run. All recordings use one stream, because
         cuBLAS and hipBLAS keep a workspace for each."""
@@ -56,6 +66,8 @@ class GraphReplay:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 for result, computed in zip(results, run(*inputs), strict=True):
                     result.copy_(computed)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise CannotRecord(str(error).splitlines()[0]) from error
         self.graphs.append(Graph(graph, results, len(inputs[0])))

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
-from pegboard.errors import ConfigError
+from pegboard.errors import ConfigError, NoRoom
 from pegboard.interfaces.platform import PlatformSetup
 from pegboard_gpus import platform as module
 from pegboard_gpus.graphs import GraphReplay
@@ -97,3 +98,21 @@ def test_recordings_write_their_results_to_the_same_tensors(gpu: FakeGPU) -> Non
     assert kept == 8 * (2 + 500) * 4
     replay.reset()
     assert not replay.results
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["run", "captured"])
+def test_memory_of_a_graph_that_does_not_fit_is_given_back(gpu: FakeGPU, is_captured: bool) -> None:
+    replay = GraphReplay()
+    inputs = torch.zeros(8, 500, device=DEVICE)
+
+    def run(x: Tensor) -> tuple[Tensor]:
+        if len(x) > 4 and gpu.is_capturing == is_captured:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nMore words")
+        return (x + 1,)
+
+    with pytest.raises(NoRoom, match="^CUDA out of memory.$"):
+        replay.record(run, [inputs])
+    assert not replay.results and not replay.graphs
+    replay.record(run, [inputs[:4]])
+    (result,) = replay.results.values()
+    assert len(result) == 4

@@ -44,6 +44,7 @@ def fake_capture(graph: FakeCUDAGraph, pool: object, stream: object) -> Iterator
         raise RuntimeError("operation not permitted when stream is capturing\nmore lines") from None
     finally:
         gpu.is_capturing = False
+        gpu.captured_bytes = 0
     graph.calls = tape.calls
 
 
