@@ -205,7 +205,7 @@ def packed_products() -> list[tuple[Any, str, dict[str, Any], int]]:
             f"x out *bf16, low middle high {codes}, scale {pointers[scale]}, order *i32, outer "
             f"outer_shift {pointers[outer or scale]}, shift *i8, table scale_table *fp32"
         )
-        for count in (1, 512):
+        for count in (1, 512) if bits in (4, 8) else (1,):
             tiles = packed_product.choose_tiles(count, 4096, 4096, form)
             constants = {
                 "COLUMNS": 4096,
@@ -215,7 +215,7 @@ def packed_products() -> list[tuple[Any, str, dict[str, Any], int]]:
                 **packed_product.tile_constants(tiles, 4096, form),
             }
             found.append((packed_product._packed_product, types, constants, tiles.warps))
-        if decoding in ("e4m3", "e2m1"):
+        if decoding == "e4m3":
             more = f"{types}, bias *bf16, order_rows starts *i32"
             constants = {**constants, "HAS_BIAS": True}
             found.append((packed_product._packed_experts, more, constants, tiles.warps))
