@@ -145,7 +145,7 @@ def test_over_gguf(
 
 
 @pytest.mark.one_rank
-@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (2, 2)])
+@pytest.mark.parametrize(("ranks", "stages"), [pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)])
 def test_processes_that_divide_both_matrices(
     write: Callable[..., Any],
     open_llm: Callable[..., LLM],
