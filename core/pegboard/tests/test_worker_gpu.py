@@ -150,6 +150,10 @@ def expected(worker: Worker, num_steps: int, prompts: list[list[int]] = PROMPTS)
     return found
 
 
+def memory_for_cache(worker: Worker) -> int:
+    return int(worker.ready.kv_memory_bytes)  # type: ignore[attr-defined]
+
+
 def ready(tmp_path: Path, **settings: object) -> Worker:
     worker = make_worker(tmp_path, **settings)
     worker.allocate(plan_of(worker))
@@ -351,12 +355,12 @@ def test_new_memory_makes_recordings_void(gpu: FakeGPU, tmp_path: Path) -> None:
 
 
 def test_the_largest_step_is_run_before_the_cache_is_sized(gpu: FakeGPU, tmp_path: Path) -> None:
-    small = make_worker(tmp_path).ready.kv_memory_bytes  # type: ignore[attr-defined]
+    small = memory_for_cache(make_worker(tmp_path))
     share = EngineConfig().gpu_memory_utilization
     assert 0 < small < share * TOTAL_BYTES - gpu.used_bytes, (
         "the memory that the step needs stays free"
     )
-    assert make_worker(tmp_path, kv_cache_memory_bytes=12345).ready.kv_memory_bytes == 12345  # type: ignore[attr-defined]
+    assert memory_for_cache(make_worker(tmp_path, kv_cache_memory_bytes=12345)) == 12345
 
 
 def test_recordings_are_measured_before_the_cache_is_sized(gpu: FakeGPU, tmp_path: Path) -> None:
@@ -364,12 +368,12 @@ def test_recordings_are_measured_before_the_cache_is_sized(gpu: FakeGPU, tmp_pat
     share."""
     worker = make_worker(tmp_path)
     eager = make_worker(tmp_path, enforce_eager=True)
-    left = [int(each.ready.kv_memory_bytes) for each in (worker, eager)]  # type: ignore[attr-defined]
+    left = [memory_for_cache(each) for each in (worker, eager)]
     before = gpu.used_bytes
     worker.allocate(plan_of(worker))
     worker.warm_up()
-    pool = worker.replay.pool_bytes  # type: ignore[union-attr]
-    assert pool > 0 and 0 < left[1] - left[0] < 2 * pool
+    assert isinstance(worker.replay, FakeReplay)
+    assert 0 < left[1] - left[0] < 2 * worker.replay.pool_bytes
     assert gpu.peak_bytes - before < TOTAL_BYTES * EngineConfig().gpu_memory_utilization - left[0]
 
 
@@ -401,8 +405,7 @@ def test_rows_of_items_leave_less_for_the_cache(gpu: FakeGPU, tmp_path: Path) ->
     """As many as are kept, or those of one item that is larger."""
 
     def left(**items: int) -> int:
-        worker = make_worker(tmp_path, limits=fake_limits(**SIZES, **items))
-        return int(worker.ready.kv_memory_bytes)  # type: ignore[attr-defined]
+        return memory_for_cache(make_worker(tmp_path, limits=fake_limits(**SIZES, **items)))
 
     assert left(encoder_cache_size=30) == left()
     one = left(max_num_encoder_input_tokens=100, encoder_cache_size=30)

@@ -44,6 +44,11 @@ def tile_of(starts, pid, E, BLOCK_M: tl.constexpr):
     return expert, first, stop
 
 
+def precision_of(dtype: torch.dtype) -> str:
+    """Return how a kernel multiplies numbers of this type: float32 is not rounded."""
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
 def num_tiles(num_rows: int, num_groups: int, block: int) -> int:
     """Return how many tiles of `block` rows there are at most, of so many rows in so many
     groups."""
@@ -137,7 +142,7 @@ def multiply_experts(
             out_features,
             x.stride(0),
             HAS_BIAS=bias is not None,
-            PRECISION="ieee" if weights.dtype == torch.float32 else "tf32",
+            PRECISION=precision_of(weights.dtype),
             BLOCK_M=block,
             BLOCK_N=outputs,
             BLOCK_K=(256 if is_few else 128) // weights.itemsize,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pegboard import ops
 from pegboard.ops import AdapterExchange, AdapterRows
-from pegboard_kernel_triton.experts import num_tiles, rows_of_tile, tile_of
+from pegboard_kernel_triton.experts import num_tiles, precision_of, rows_of_tile, tile_of
 
 LANES = 16
 """The smallest side of a matrix that `tl.dot` multiplies."""
@@ -219,7 +219,7 @@ def lora_add(
         x.stride(0),
         IS_LOOKUP=is_lookup,
         SPLIT=split,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        PRECISION=precision_of(x.dtype),
         BLOCK_M=block,
         BLOCK_R=lanes,
         BLOCK_K=block_k,
@@ -249,7 +249,7 @@ def lora_add(
                 *ends,
                 y.stride(0),
                 SPLITS=splits,
-                PRECISION="ieee" if y.dtype == torch.float32 else "tf32",
+                PRECISION=precision_of(y.dtype),
                 BLOCK_M=block,
                 BLOCK_N=outputs,
                 BLOCK_R=lanes,

@@ -29,7 +29,7 @@ FLOATS = {
     "e2m1": (E2M1, 8),
 }
 """Floats whose codes a kernel shifts to where a float32 has them: all values, and the first code
-that is no finite number."""
+that is infinite or NaN."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pegboard_kernel_triton.experts import num_tiles, rows_of_tile, tile_of
+from pegboard_kernel_triton.experts import num_tiles, precision_of, rows_of_tile, tile_of
 from pegboard_kernel_triton.packed_form import Form, Packed
 
 MAGIC = tl.constexpr(0x4B000000)
@@ -146,7 +146,6 @@ def _add_columns(
     x_rows,
     order,
     start,
-    stop,
     scale,
     shift,
     outer,
@@ -170,17 +169,17 @@ def _add_columns(
     IS_LATE: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """Return total [tokens, rows] with the products of TILE columns from `start` on, of which those
-    from `stop` on do not count. AT: where the codes are in their words. IS_LATE: all columns of a
-    tile share a scale, so sums are multiplied with it instead of weights."""
+    """Return total [tokens, rows] with the products of TILE of the columns, from `start` on. AT:
+    where the codes are in their words. IS_LATE: all columns of a tile share a scale, so sums are
+    multiplied with it instead of weights."""
     at = start + tl.arange(0, TILE)[None, :]
     place = at
     if HAS_ORDER:
-        place = tl.load(order + at, mask=at < stop, other=0)
+        place = tl.load(order + at, mask=at < columns, other=0)
     if IS_WHOLE:
         values = tl.load(x_rows + place)
     else:
-        values = tl.load(x_rows + place, mask=at < stop, other=0)
+        values = tl.load(x_rows + place, mask=at < columns, other=0)
     blocks = tl.cdiv(columns, BLOCK)
     zero = ZERO + 128.0 if BITS == 8 else ZERO + 0.0
     if SHIFT == "zero":
@@ -263,7 +262,6 @@ def _sums(
                 x_rows,
                 order,
                 start + part * TILE,
-                COLUMNS,
                 scale,
                 shift,
                 outer,
@@ -290,89 +288,8 @@ def _sums(
     return total
 
 
-@triton.jit(do_not_specialize=["count"])
-def _packed_product(
-    x,
-    order,
-    low,
-    middle,
-    high,
-    scale,
-    shift,
-    outer,
-    outer_shift,
-    table,
-    scale_table,
-    out,
-    count,
-    num_rows,
-    x_stride,
-    out_stride,
-    COLUMNS: tl.constexpr,
-    DECODING: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SCALES: tl.constexpr,
-    SHIFT: tl.constexpr,
-    ZERO: tl.constexpr,
-    OUTER: tl.constexpr,
-    OFFSET: tl.constexpr,
-    HAS_ORDER: tl.constexpr,
-    PRECISION: tl.constexpr,
-    TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    IN_WORDS: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-    IS_LATE: tl.constexpr,
-):
-    """One program for each TOKENS tokens and ROWS rows of W. Programs that read the same rows
-    follow each other. Places beyond the last token or row are computed as copies of it, so nothing
-    in the loop needs a mask for them."""
-    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
-    places = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[None, :]
-    rows = tl.minimum(places, num_rows - 1).reshape(ROWS, 1)
-    x_rows = x + tl.minimum(tokens, count - 1) * x_stride
-    total = tl.zeros([TOKENS, ROWS], tl.float32)
-    total = _sums(
-        total,
-        x_rows,
-        order,
-        rows,
-        low,
-        middle,
-        high,
-        scale,
-        shift,
-        outer,
-        outer_shift,
-        table,
-        scale_table,
-        COLUMNS,
-        DECODING,
-        BITS,
-        BLOCK,
-        SCALES,
-        SHIFT,
-        ZERO,
-        OUTER,
-        OFFSET,
-        HAS_ORDER,
-        PRECISION,
-        TILE,
-        IN_WORDS,
-        IS_WHOLE,
-        IS_LATE,
-    )
-    tl.store(
-        out + tokens * out_stride + places,
-        total.to(out.dtype.element_ty),
-        mask=(tokens < count) & (places < num_rows),
-    )
-
-
 @triton.jit(do_not_specialize=["count", "num_experts"])
-def _packed_experts(
+def _packed_product(
     x,
     order,
     low,
@@ -412,14 +329,23 @@ def _packed_experts(
     IN_WORDS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     IS_LATE: tl.constexpr,
+    HAS_EXPERTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """One program for each tile of sorted tokens (see `experts.tile_of`) and ROWS rows of their
-    expert, of which `num_rows` from `first_row` on are computed. Tokens without an expert become
-    zeros. order_rows: of each expert, in `order`."""
-    expert, first, stop = tile_of(starts, tl.program_id(0), num_experts, TOKENS)
-    if first >= count:
-        return
+    """One program for each tile of tokens and ROWS rows of W. HAS_EXPERTS: tokens are sorted by
+    expert (see `experts.tile_of`), each of which has `expert_rows` rows, of which `num_rows` from
+    `first_row` on are computed. Tokens without an expert become zeros. order_rows: of each expert,
+    in `order`. Otherwise there is one expert, which has all tokens.
+
+    Programs that read the same rows follow each other. Places beyond the last token or row are
+    computed as copies of it, so nothing in the loop needs a mask for them."""
+    expert = tl.full([], 0, tl.int32)
+    first = tl.program_id(0) * TOKENS
+    stop = count
+    if HAS_EXPERTS:
+        expert, first, stop = tile_of(starts, tl.program_id(0), num_experts, TOKENS)
+        if first >= count:
+            return
     tokens = (first + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
     is_token = (tokens < stop) & (tokens < count)
     places = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[None, :]
@@ -429,7 +355,7 @@ def _packed_experts(
         rows = before + tl.minimum(places, num_rows - 1).reshape(ROWS, 1)
         x_rows = x + tl.minimum(tokens, count - 1) * x_stride
         columns = order
-        if HAS_ORDER:
+        if HAS_ORDER and HAS_EXPERTS:
             columns = order + tl.load(order_rows + expert) * COLUMNS
         total = _sums(
             total,
@@ -490,24 +416,8 @@ def choose_tiles(count: int, num_rows: int, columns: int, form: Form) -> Tiles:
     return Tiles(64, 64 if count <= 64 else 128, width, 4, 2)
 
 
-def tile_constants(tiles: Tiles, columns: int, form: Form) -> dict[str, object]:
-    """Return the constants that a kernel is compiled with for these tiles."""
-    step = tiles.columns * 32 // form.bits if form.words else tiles.columns
-    is_whole = columns % step == 0
-    return {
-        "TOKENS": tiles.tokens,
-        "ROWS": tiles.rows,
-        "TILE": tiles.columns,
-        "IN_WORDS": form.words > 0,
-        "IS_WHOLE": is_whole,
-        "IS_LATE": tiles.tokens < 32
-        and form.block % tiles.columns == 0
-        and form.outer % tiles.columns == 0,
-    }
-
-
 def arguments_of(packed: Packed) -> tuple[Tensor | None, ...]:
-    """Return the pointers of `_weights`, in its order. Those that a form does not read are None."""
+    """Return the pointers of `_sums`, in its order. Those that a form does not read are None."""
     planes = (*packed.planes, None, None)[:3]
     outer = packed.outer
     return (
@@ -521,94 +431,67 @@ def arguments_of(packed: Packed) -> tuple[Tensor | None, ...]:
     )
 
 
-def constants_of(form: Form) -> dict[str, object]:
-    """Return the constants that a kernel is compiled with for this form."""
-    return {
-        "DECODING": form.decoding,
-        "BITS": form.bits,
-        "BLOCK": form.block,
-        "SCALES": form.scales,
-        "SHIFT": form.shift,
-        "ZERO": form.zero,
-        "OUTER": form.outer,
-        "OFFSET": form.scale_offset,
-    }
+class Experts(NamedTuple):
+    """Which rows of which matrix sorted tokens are multiplied with.
 
-
-def precision_of(dtype: torch.dtype) -> str:
-    """Return how a kernel multiplies numbers of this type: float32 is not rounded."""
-    return "ieee" if dtype == torch.float32 else "tf32"
-
-
-def multiply(x: Tensor, packed: Packed, order: Tensor | None, out: Tensor) -> None:
-    """Write x [T, in] times the transpose of packed rows to out [T, rows], which may be some
-    columns of a wider tensor.
-
-    order: int32 [in], the column of x for each column of the codes; None = in order. Products are
-    added in float32. If scales vary within a tile, W is rounded to the type of x.
+    starts: int32 [E + 1] (see `pegboard.ops.sort_by_expert`). size: rows of each expert. rows:
+    those to compute, [start, stop). order_rows: int32 [E], the row of `order` of each expert; None
+    = columns are in order. bias: [E, size].
     """
-    count = len(x)
-    num_rows = len(packed.scale)
-    if not count:
-        return
-    tiles = choose_tiles(count, num_rows, packed.columns, packed.form)
-    grid = (triton.cdiv(count, tiles.tokens), triton.cdiv(num_rows, tiles.rows))
-    _packed_product[grid](
-        x,
-        order,
-        *arguments_of(packed),
-        out,
-        count,
-        num_rows,
-        x.stride(0),
-        out.stride(0),
-        **launch_options(packed.form, packed.columns, order is not None, x.dtype, tiles),
-    )
+
+    starts: Tensor
+    size: int
+    rows: tuple[int, int]
+    order_rows: Tensor | None
+    bias: Tensor | None
 
 
-def multiply_experts(
-    x: Tensor,
-    starts: Tensor,
-    packed: Packed,
-    expert_rows: int,
-    rows: tuple[int, int],
-    order: Tensor | None,
-    order_rows: Tensor | None,
-    bias: Tensor | None,
-    out: Tensor,
+def multiply(
+    x: Tensor, packed: Packed, order: Tensor | None, out: Tensor, experts: Experts | None = None
 ) -> None:
-    """Write the products of sorted tokens x [N, in] with the rows [start, stop) of their experts to
-    these columns of out [N, expert_rows]. Nothing is read on the host.
+    """Write the products of x [T, in] with packed rows to out [T, rows], which may be some columns
+    of a wider tensor. With experts, out has the columns of all rows of an expert, and tokens
+    without an expert become zeros. Nothing is read on the host.
 
-    starts: int32 [E + 1] (see `pegboard.ops.sort_by_expert`). packed: expert_rows rows of each
-    expert. order: int32 [P, in], of which expert e has row order_rows[e]. bias: [E, expert_rows].
-    Tokens after starts[E] become zeros.
+    order: int32 [in], the column of x for each column of the codes, or [P, in] with experts; None =
+    in order. Products are added in float32. If scales vary within a tile, W is rounded to the type
+    of x.
     """
     count = len(x)
-    num_experts = len(starts) - 1
-    num_rows = rows[1] - rows[0]
     if not count:
         return
-    tokens = rows_of_tile(count, num_experts)
-    tiles = choose_tiles(tokens, num_rows, packed.columns, packed.form)
-    tiles_of_tokens = num_tiles(count, num_experts + 1, tiles.tokens)
-    _packed_experts[tiles_of_tokens, triton.cdiv(num_rows, tiles.rows)](
+    form = packed.form
+    if experts is None:
+        first_row = 0
+        num_rows = len(packed.scale)
+        tiles = choose_tiles(count, num_rows, packed.columns, form)
+        num_programs = triton.cdiv(count, tiles.tokens)
+        of_experts: tuple[Tensor | None, ...] = (None, None, None)
+        sizes = (1, num_rows)
+    else:
+        first_row, stop = experts.rows
+        num_rows = stop - first_row
+        num_experts = len(experts.starts) - 1
+        tokens = rows_of_tile(count, num_experts)
+        tiles = choose_tiles(tokens, num_rows, packed.columns, form)
+        num_programs = num_tiles(count, num_experts + 1, tiles.tokens)
+        of_experts = (experts.order_rows, experts.bias, experts.starts)
+        sizes = (num_experts, experts.size)
+    _packed_product[num_programs, triton.cdiv(num_rows, tiles.rows)](
         x,
         order,
         *arguments_of(packed),
-        order_rows,
-        bias,
-        starts,
+        *of_experts,
         out,
         count,
-        num_experts,
-        expert_rows,
-        rows[0],
+        *sizes,
+        first_row,
         num_rows,
         x.stride(0),
         out.stride(0),
-        **launch_options(packed.form, packed.columns, order is not None, x.dtype, tiles),
-        HAS_BIAS=bias is not None,
+        **launch_options(form, packed.columns, order is not None, x.dtype, tiles),
+        HAS_EXPERTS=experts is not None,
+        HAS_BIAS=experts is not None and experts.bias is not None,
     )
 
 
@@ -617,12 +500,27 @@ def launch_options(
     form: Form, columns: int, has_order: bool, dtype: torch.dtype, tiles: Tiles
 ) -> dict[str, object]:
     """Return the constants and options of a launch. dtype: of what is multiplied."""
+    step = tiles.columns * 32 // form.bits if form.words else tiles.columns
     return {
         "COLUMNS": columns,
-        **constants_of(form),
-        **tile_constants(tiles, columns, form),
+        "DECODING": form.decoding,
+        "BITS": form.bits,
+        "BLOCK": form.block,
+        "SCALES": form.scales,
+        "SHIFT": form.shift,
+        "ZERO": form.zero,
+        "OUTER": form.outer,
+        "OFFSET": form.scale_offset,
         "HAS_ORDER": has_order,
         "PRECISION": precision_of(dtype),
+        "TOKENS": tiles.tokens,
+        "ROWS": tiles.rows,
+        "TILE": tiles.columns,
+        "IN_WORDS": form.words > 0,
+        "IS_WHOLE": columns % step == 0,
+        "IS_LATE": tiles.tokens < 32
+        and form.block % tiles.columns == 0
+        and form.outer % tiles.columns == 0,
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
     }

@@ -7,21 +7,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.quantization import ExpertMemory
+from pegboard.interfaces.quantization import ExpertMemory, RepackEntry
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
 from pegboard_kernel_triton.packed_form import Packed, joined, pack_blocks, pack_codes
-from pegboard_kernel_triton.packed_product import multiply, multiply_experts
-
-if TYPE_CHECKING:
-    from pegboard.interfaces.quantization import RepackEntry
+from pegboard_kernel_triton.packed_product import Experts, multiply
 
 Parts = list[tuple[tuple[int, int], Tensor | None]]
 """The rows of each part of an expert, and the number of its order for each expert."""
@@ -93,9 +90,9 @@ def _joined(segments: list[Segment]) -> Segment:
 
 
 class PackedWeight:
-    """The life of a weight. See `pegboard.ops.blocks.BlockWeight`; `dtype` is not used, because
-    products have the type of what is multiplied. A subclass says how rows are packed. Packed rows
-    are not kept in the cache: packing on the device is quick."""
+    """The life of a weight. See `pegboard.ops.blocks.BlockWeight`. dtype: of rows that are looked
+    up; products have the type of what is multiplied. A subclass says how rows are packed. They are
+    packed on the device, and not kept in the cache."""
 
     def __init__(
         self,
@@ -108,7 +105,6 @@ class PackedWeight:
         self.shape = shape
         self.dtype = dtype
         self.device = device
-        self.is_table = is_table
         self.segments: list[Segment] = []
         self._written: list[Segment] = []
 
@@ -169,12 +165,12 @@ class PackedWeight:
     def _equal_parts(self, num_experts: int) -> Parts | None:
         """Return the parts of every expert, if they are the same and all in one segment. A part
         has one order of columns."""
-        if len(self.segments) != 1 or self.segments[0].stop != self.shape[0]:
-            return None
-        (segment,) = self.segments
-        if segment.start or segment.order is None:
-            return None if segment.start else [((0, self.shape[0] // num_experts), None)]
         rows = self.shape[0] // num_experts
+        segment = self.segments[0]
+        if (segment.start, segment.stop) != (0, self.shape[0]):
+            return None
+        if segment.order is None:
+            return [((0, rows), None)]
         experts = [segment.rows(i * rows, (i + 1) * rows) for i in range(num_experts)]
         if any(expert.firsts != experts[0].firsts for expert in experts):
             return None
@@ -276,7 +272,7 @@ def _multiply_experts(
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(len(x), rows)
     for span, numbers in parts:
-        multiply_experts(x, starts, segment.packed, rows, span, segment.order, numbers, bias, out)
+        multiply(x, segment.packed, segment.order, out, Experts(starts, rows, span, numbers, bias))
     return out
 
 

@@ -184,11 +184,11 @@ def test_a_table_is_looked_up() -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        blocks_of((4, 64, torch.float16, "zeros"), 64, 1152, 3),
-        blocks_of((6, 16, torch.int8, ""), 64, 1152, 3),
-        blocks_of((3, 32, torch.float16, "zeros"), 64, 1152, 3),
-        codes_of("e4m3fn", torch.float32, (128, 128), 64, 1152, 3),
-        codes_of("e2m1", torch.float8_e4m3fn, (1, 16), 64, 1152, 3),
+        blocks_of((4, 64, torch.float16, "zeros"), 512, 1152, 3),
+        blocks_of((6, 16, torch.int8, ""), 512, 1152, 3),
+        blocks_of((3, 32, torch.float16, "zeros"), 512, 1152, 3),
+        codes_of("e4m3fn", torch.float32, (128, 128), 512, 1152, 3),
+        codes_of("e2m1", torch.float8_e4m3fn, (1, 16), 512, 1152, 3),
     ],
     ids=["4 bits", "6 bits", "3 bits", "FP8", "NVFP4"],
 )
@@ -206,7 +206,7 @@ def test_weights_stay_packed(rows: Blocks | FloatCodes) -> None:
         if isinstance(part, torch.Tensor)
     ]
     scales = sum(part.nbytes for part in stored)
-    assert held_bytes(weight) <= 1.05 * (rows.codes.numel() * bits / 8 + scales) + 5000
+    assert held_bytes(weight) <= 1.05 * (rows.codes.numel() * bits / 8 + scales)
 
 
 def test_a_reload_writes_to_the_same_memory() -> None:

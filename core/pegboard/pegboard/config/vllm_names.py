@@ -90,7 +90,7 @@ def attention_plugin(name: str | None) -> str | None:
     """Return the plugin that vLLM calls `name`, or the name itself. Raises ConfigError if Pegboard
     has none."""
     if (reason := _FILE["no_attention_backends"].get(name)) is not None:
-        raise ConfigError(f"--attention-backend {name}: {reason}")
+        raise ConfigError(f"attention_backend {name}: {reason}")
     plugin: str | None = _FILE["attention_backends"].get(name, name)
     return plugin
 

@@ -104,8 +104,8 @@ class Replay(Protocol):
         """Record `run(*inputs)`. The inputs are tensors whose first dimension is the rows and whose
         addresses do not change. A recorder may run the function, or call it with stand-ins for the
         inputs, which only know their shapes. Raises CannotRecord, which names the operation that
-        cannot be recorded, or NoRoom if there is no memory left, also to run it once. Any other
-        exception of `run` is passed on."""
+        cannot be recorded. Raises NoRoom if the device has no memory left to run or to record it.
+        Any other exception of `run` is passed on."""
 
     def reset(self) -> None:
         """Discard all recordings and free their memory. Called because addresses that they use have

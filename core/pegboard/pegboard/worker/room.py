@@ -12,7 +12,7 @@ from pegboard.log import get_logger
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.parts import WorkerSetup
 
-log = get_logger("worker")
+log = get_logger(__name__)
 
 
 class Ends:
@@ -54,9 +54,7 @@ def models_to_record(models: Sequence[LoadedModel], config: EngineConfig) -> Seq
 
 def left_for_cache(setup: WorkerSetup, models: Sequence[LoadedModel], kept_bytes: int) -> int:
     """Return the bytes that are left of the device's share after the largest step was run.
-
-    kept_bytes: of what requests keep besides the cache.
-    """
+    kept_bytes: what requests hold outside the cache."""
     numbers = setup.platform.memory(reset_peak=True)
     others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
     share = int(numbers.total_bytes * setup.config.gpu_memory_utilization)

@@ -54,6 +54,28 @@ def _row_of(tile, query_start_loc, num_rows, TOKENS: tl.constexpr):
 
 
 @triton.jit
+def _place(tile, query_start_loc, num_rows, TOKENS: tl.constexpr):
+    """Return the row of a tile, the token after the row's last one, and the tile's first token. An
+    empty tile begins at or after the row's end."""
+    row = _row_of(tile, query_start_loc, num_rows, TOKENS)
+    start = tl.load(query_start_loc + row)
+    first = tile if TOKENS == 1 else start + (tile - start // TOKENS - row) * TOKENS
+    return row, tl.load(query_start_loc + row + 1), first.to(tl.int32)
+
+
+@triton.jit
+def _weigh(scores, maximum, total):
+    """Add some keys to the softmax of queries. scores: [queries, keys], as powers of two. Returns
+    the weights of the keys, what the sums before are to be multiplied with, and the new maximum and
+    total."""
+    larger = tl.maximum(maximum, tl.max(scores, axis=1))
+    finite = tl.where(larger == float("-inf"), 0.0, larger)  # a query that sees no key yet
+    weights = tl.exp2(scores - finite[:, None])
+    shrink = tl.exp2(maximum - finite)
+    return weights, shrink, larger, total * shrink + tl.sum(weights, axis=1)
+
+
+@triton.jit
 def _decode(codes, STORED: tl.constexpr):
     """Return the numbers that 8-bit floats stand for, exactly, in float16. What is not stored in 8
     bits is returned as it is."""
@@ -151,12 +173,7 @@ def _attend(
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    row = _row_of(tile, query_start_loc, num_rows, TOKENS)
-    start = tl.load(query_start_loc + row)
-    stop = tl.load(query_start_loc + row + 1)
-    first_token = (tile if TOKENS == 1 else start + (tile - start // TOKENS - row) * TOKENS).to(
-        tl.int32
-    )
+    row, stop, first_token = _place(tile, query_start_loc, num_rows, TOKENS)
     if TOKENS > 1 and (first_token >= stop) & (row < num_rows - 1):
         return
     before = tl.load(seq_lens + row) - stop
@@ -209,11 +226,7 @@ def _attend(
         if RULE != "":
             is_visible &= keys[None, :] >= _first_key(before + tokens, reach, RULE)[:, None]
         scores = tl.where(is_visible, scores * LOG2_E, float("-inf"))
-        larger = tl.maximum(maximum, tl.max(scores, axis=1))
-        finite = tl.where(larger == float("-inf"), 0.0, larger)  # a query that sees no key yet
-        weights = tl.exp2(scores - finite[:, None])
-        shrink = tl.exp2(maximum - finite)
-        total = total * shrink + tl.sum(weights, axis=1)
+        weights, shrink, maximum, total = _weigh(scores, maximum, total)
         v_at = v_cache + block * v_block + keys % BLOCK_SIZE * v_slot + kv_head * v_head
         value = tl.load(
             v_at[:, None] + value_channels[None, :],
@@ -223,7 +236,6 @@ def _attend(
         value = _decode(value, STORED).to(query.dtype)
         products = tl.dot(weights.to(query.dtype), value, input_precision=PRECISION)
         values = values * shrink[:, None] + products
-        maximum = larger
 
     if STORED != "":
         values *= tl.load(v_scale + kv_head)
@@ -284,6 +296,11 @@ class Tiles:
     keys: int
     splits: int
     warps: int
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """Return how a kernel multiplies numbers of this type: float32 is not rounded."""
+    return "ieee" if dtype == torch.float32 else "tf32"
 
 
 def choose_splits(
@@ -457,7 +474,7 @@ def paged_attention(
         HAS_NUM_KEYS=num_keys is not None,
         IS_PART=lse is not None,
         SPLITS=splits,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION=precision_of(q.dtype),
         STORED=stored,
         num_warps=tiles.warps,
         num_stages=2,

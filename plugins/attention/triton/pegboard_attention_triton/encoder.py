@@ -21,7 +21,14 @@ from pegboard.interfaces.attention import (
     KVCacheSpec,
     KVView,
 )
-from pegboard_attention_triton.attention import LOG2_E, Tiles, _row_of, choose_tiles
+from pegboard_attention_triton.attention import (
+    LOG2_E,
+    Tiles,
+    _place,
+    _weigh,
+    choose_tiles,
+    precision_of,
+)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"])
@@ -56,12 +63,8 @@ def _attend_both_ways(
     each side."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
-    row = _row_of(tile, query_start_loc, num_rows, TOKENS)
+    row, stop, first_token = _place(tile, query_start_loc, num_rows, TOKENS)
     start = tl.load(query_start_loc + row)
-    stop = tl.load(query_start_loc + row + 1)
-    first_token = (tile if TOKENS == 1 else start + (tile - start // TOKENS - row) * TOKENS).to(
-        tl.int32
-    )
     if TOKENS > 1 and (first_token >= stop) & (row < num_rows - 1):
         return
 
@@ -97,11 +100,7 @@ def _attend_both_ways(
         if HAS_WINDOW:
             is_visible &= tl.abs(tokens[:, None] - keys[None, :]) <= reach
         scores = tl.where(is_visible, scores, float("-inf"))
-        larger = tl.maximum(maximum, tl.max(scores, axis=1))
-        finite = tl.where(larger == float("-inf"), 0.0, larger)  # a query that sees no key yet
-        weights = tl.exp2(scores - finite[:, None])
-        shrink = tl.exp2(maximum - finite)
-        total = total * shrink + tl.sum(weights, axis=1)
+        weights, shrink, maximum, total = _weigh(scores, maximum, total)
         v_at = v + keys.to(tl.int64) * v_token + kv_head * v_head
         value = tl.load(
             v_at[:, None] + value_channels[None, :],
@@ -110,7 +109,6 @@ def _attend_both_ways(
         )
         products = tl.dot(weights.to(query.dtype), value, input_precision=PRECISION)
         values = values * shrink[:, None] + products
-        maximum = larger
 
     # Tokens that belong to no row (padding) come after the last row, and become zero.
     end_written = tl.where(row == num_rows - 1, num_tokens, stop)
@@ -180,7 +178,7 @@ def encoder_attention(
         PAD_D=max(16, triton.next_power_of_2(width)),
         PAD_DV=max(16, triton.next_power_of_2(value_width)),
         HAS_WINDOW=window is not None,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION=precision_of(q.dtype),
         num_warps=tiles.warps,
         num_stages=2,
     )

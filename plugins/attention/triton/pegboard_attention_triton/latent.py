@@ -21,9 +21,11 @@ from pegboard_attention_triton.attention import (
     _last_key,
     _log,
     _merge,
-    _row_of,
+    _place,
+    _weigh,
     choose_splits,
     device_facts,
+    precision_of,
 )
 from pegboard_attention_triton.store import _encode
 
@@ -123,12 +125,7 @@ def _attend_latents(
     tile = tl.program_id(0)
     first_head = tl.program_id(1) * GROUP
     split = tl.program_id(2)
-    row = _row_of(tile, query_start_loc, num_rows, TOKENS)
-    start = tl.load(query_start_loc + row)
-    stop = tl.load(query_start_loc + row + 1)
-    first_token = (tile if TOKENS == 1 else start + (tile - start // TOKENS - row) * TOKENS).to(
-        tl.int32
-    )
+    row, stop, first_token = _place(tile, query_start_loc, num_rows, TOKENS)
     if TOKENS > 1 and (first_token >= stop) & (row < num_rows - 1):
         return
     before = tl.load(seq_lens + row) - stop
@@ -174,14 +171,9 @@ def _attend_latents(
         scores += tl.dot(query_rope, rope.to(query.dtype), input_precision=PRECISION)
         is_visible = is_key[None, :] & (keys[None, :] <= last_keys[:, None])
         scores = tl.where(is_visible, scores * (scale * LOG2_E), float("-inf"))
-        larger = tl.maximum(maximum, tl.max(scores, axis=1))
-        finite = tl.where(larger == float("-inf"), 0.0, larger)  # a query that sees no key yet
-        weights = tl.exp2(scores - finite[:, None])
-        shrink = tl.exp2(maximum - finite)
-        total = total * shrink + tl.sum(weights, axis=1)
+        weights, shrink, maximum, total = _weigh(scores, maximum, total)
         products = tl.dot(weights.to(query.dtype), latent, input_precision=PRECISION)
         values = values * shrink[:, None] + products
-        maximum = larger
 
     # Tokens that belong to no row (padding) come after the last row, and become zero.
     end_written = tl.where(row == num_rows - 1, num_tokens, stop)
@@ -387,7 +379,7 @@ def latent_attention(
         HAS_NUM_KEYS=num_keys is not None,
         IS_PART=lse is not None,
         SPLITS=splits,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION=precision_of(q.dtype),
         num_warps=tiles.warps,
         num_stages=2,
     )

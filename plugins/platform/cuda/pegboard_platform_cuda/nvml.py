@@ -26,8 +26,8 @@ class NVMLError(Exception):
 class NVML:
     """The library between init and shutdown. A handle is a GPU, or a part of a GPU (MIG).
 
-    Every method raises NVMLError if the library refuses. The constructor raises OSError if there
-    is no library."""
+    Every method raises NVMLError if the library refuses. The constructor raises OSError if the
+    library is missing."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(LIBRARY)
