@@ -40,7 +40,8 @@ def check_on_gpu(
     running = engine_on_fake_gpu(reference.directory, by_triton, kernels, **chosen)
     with running as (llm, gpu):
         before = (gpu.host_reads, gpu.blocking_uploads)
+        replays = gpu.replays
         llm.generate({"prompt_token_ids": [5, 7, 9]}, PARAMS, use_tqdm=False)
         assert (gpu.host_reads, gpu.blocking_uploads) == before, "no step waits for the device"
-        assert gpu.replays > 0, "decodes are replayed"
+        assert gpu.replays - replays >= 2, "decodes are replayed"
         check_answers(reference, llm, (6, 17))

@@ -415,8 +415,9 @@ def tokens_equal_the_cpu(run: Run) -> dict[str, Any]:
 
 def bench_generate(run: Run, **settings: Any) -> dict[str, Any]:
     """The default model in its default type: seconds to start, output tokens per second of 1 to 256
-    short prompts that run together, and input tokens per second of long prompts, first computed and
-    then found in the prefix cache. Each rate is the best of three."""
+    short prompts that run together, short prompts per second, one after another, with one token
+    each, and input tokens per second of long prompts, first computed and then found in the prefix
+    cache. Each rate is the best of three."""
     if run.tiny:
         return {"skipped": "too large for the interpreter"}
     from pegboard import LLM, SamplingParams
@@ -448,9 +449,17 @@ def bench_generate(run: Run, **settings: Any) -> dict[str, Any]:
             found["output_tokens_per_s"][name] = max(
                 rate(prompts, params, 128 * count) for _ in range(3)
             )
+        one = SamplingParams(temperature=0, max_tokens=1)
+
+        def short() -> float:
+            started = time.perf_counter()
+            for _ in range(20):
+                llm.generate([torch.randint(100, 40_000, (30,)).tolist()], one, use_tqdm=False)
+            return round(20 / (time.perf_counter() - started), 1)
+
+        found["prompts_per_s"] = max(short() for _ in range(3))
         rows = 32
         length = 1500
-        one = SamplingParams(temperature=0, max_tokens=1)
         computed = 0.0
         cached = 0.0
         for _ in range(3):
@@ -519,6 +528,10 @@ PARTS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "bench_sample_tokens": bench_sampling,
     "bench_generate": bench_generate,
     "bench_generate_eager": lambda run: bench_generate(run, enforce_eager=True),
+    **{
+        f"bench_generate_{mode}": lambda run, mode=mode: bench_generate(run, recording_mode=mode)
+        for mode in ("full", "full_decode_only", "piecewise")
+    },
     "bench_host_time": bench_host,
 }
 """The parts in their order: what is right comes before what is fast."""

@@ -185,7 +185,8 @@ def test_captured_steps_equal_eager_ones_and_the_cpu(
     reads = gpu.host_reads
     blocking = gpu.blocking_uploads
     assert generate(captured, 5) == cpu_tokens[:2]
-    assert gpu.replays - replays == 5  # the output head for the prompts, and four whole steps
+    # the pieces and the output head for the prompts, and four whole steps
+    assert gpu.replays - replays == 6
     assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking), (
         "no step waits for the device"
     )

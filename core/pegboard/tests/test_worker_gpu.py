@@ -18,8 +18,8 @@ from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, BlockDelta, NewRequest, StepOutput
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.errors import PluginFailure
-from pegboard.interfaces.attention import AttentionLayer, KVGroup, KVPlan
+from pegboard.errors import ConfigError, PluginFailure
+from pegboard.interfaces.attention import AttentionInputs, AttentionLayer, KVGroup, KVPlan
 from pegboard.interfaces.executor import Place
 from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.sampler import Sampled
@@ -171,7 +171,61 @@ def test_recorded_steps_give_the_tokens_of_eager_ones(gpu: FakeGPU, tmp_path: Pa
     assert recorded.registry.decisions["kernel", "recorder"].notes == ()
     before = gpu.replays
     assert generate(recorded, 6) == wanted
-    assert gpu.replays - before == 6  # the output head for the prompts, and five whole steps
+    # the pieces and the output head for the prompts, and five whole steps
+    assert gpu.replays - before == 7
+
+
+@pytest.mark.parametrize(
+    ("mode", "prompts", "decodes", "is_padded"),
+    [
+        ("full", 2, 1, True),
+        ("full_decode_only", 1, 1, False),  # only the output head
+        ("full_and_piecewise", 2, 1, False),
+        ("piecewise", 2, 2, False),
+    ],
+)
+def test_each_mode_gives_the_tokens_of_eager_steps(
+    gpu: FakeGPU, tmp_path: Path, mode: str, prompts: int, decodes: int, is_padded: bool
+) -> None:
+    """In pieces, attention sees the tokens of the step only."""
+    wanted = generate(ready(tmp_path, enforce_eager=True), 5)
+    worker = ready(tmp_path, recording_mode=mode)
+    assert worker.registry.decisions["kernel", "recorder"].notes == ()
+    whole = worker.running.stages.recordings.by_trait.get(("decode", False), [])
+    assert bool(whole) == (mode != "piecewise")
+    sizes: list[int] = []
+    plan = FakePagedAttention.plan
+
+    def planned(self: FakePagedAttention, inputs: AttentionInputs) -> None:
+        sizes.append(len(inputs.slot_mapping))
+        plan(self, inputs)
+
+    with mock.patch.object(FakePagedAttention, "plan", planned):
+        before = gpu.replays
+        generate(worker, 1)
+        assert gpu.replays - before == prompts and sizes == [16 if is_padded else 9]
+        before = gpu.replays
+        assert generate(worker, 5) == wanted
+        assert gpu.replays - before == prompts + 4 * decodes
+
+
+def test_steps_above_the_largest_size_run_eagerly(
+    gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = generate(ready(tmp_path, enforce_eager=True), 3)
+    monkeypatch.setattr(FakeReplay, "sizes", lambda self, trait, largest: (1, 4))
+    worker = ready(tmp_path, recording_mode="piecewise")
+    before = gpu.replays
+    assert generate(worker, 3) == wanted
+    assert gpu.replays - before == 1 + 2 * 2, "the prompts have 9 tokens"
+
+
+def test_a_mode_that_the_platform_does_not_have_is_refused_before_weights_are_loaded(
+    gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(FakeReplay, "outside")
+    with pytest.raises(ConfigError, match="recording_mode piecewise: this platform records"):
+        make_worker(tmp_path, recording_mode="piecewise")
 
 
 def test_nothing_waits_for_the_device_between_steps(gpu: FakeGPU, tmp_path: Path) -> None:
@@ -233,7 +287,7 @@ def test_one_recording_for_each_size_and_trait(gpu: FakeGPU, tmp_path: Path) -> 
         key: [recorded.num_tokens for recorded in made]
         for key, made in stages.recordings.by_trait.items()
     } == {
-        ("forward", False): [],
+        ("forward", False): [8, 16],
         ("decode", False): [1, 2, 4],
         ("logits", False): [1, 2, 4],
     }
@@ -243,7 +297,7 @@ def test_one_recording_for_each_size_and_trait(gpu: FakeGPU, tmp_path: Path) -> 
         is not stages.recordings.find("decode", 2)
     )
     assert stages.recordings.find("decode", 5) is None
-    assert gpu.captures == 6 + 4, "the smallest and the largest were measured before"
+    assert gpu.captures == 8 + 6, "the smallest and the largest were measured before"
 
 
 def logits_of(worker: Worker, rows: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
@@ -299,7 +353,7 @@ def test_drafts_are_verified_in_a_recording_of_few_rows(
         key: [(recorded.num_rows, recorded.num_tokens) for recorded in made]
         for (key, _), made in stages.recordings.by_trait.items()
     } == {
-        "forward": [],
+        "forward": [(4, 8), (4, 16)],
         "decode": [(1, 1), (2, 2), (4, 4)],
         "verify": [(1, 4), (2, 8), (4, 16)],
         "logits": [(1, 1), (2, 2), (4, 4)],
@@ -426,12 +480,10 @@ def test_what_cannot_be_recorded_is_named_and_runs(
     monkeypatch.setattr(TinyModel, "forward", clipped)
     with caplog.at_level("INFO"):
         worker = ready(tmp_path)
-    assert "decode run eagerly: __float__ reads a tensor of the device on the host" in caplog.text
+    refusal = "decode, forward run eagerly: __float__ reads a tensor of the device on the host"
+    assert refusal in caplog.text
     (note,) = worker.registry.decisions["kernel", "recorder"].notes
-    assert (
-        note
-        == "not replayed: decode run eagerly: __float__ reads a tensor of the device on the host"
-    )
+    assert note == f"not replayed: {refusal}"
     assert generate(worker, 4) == wanted
 
 
@@ -585,9 +637,11 @@ def test_an_attention_that_does_not_replay_is_named(gpu: FakeGPU, tmp_path: Path
     replay = worker.setup.platform.replay(None)
     assert replay is not None
     refusal = "the attention of x cannot be replayed"
-    (reason,) = worker.running.stages.record(replay, worker.models[0].plan, lambda trait: refusal)
+    stages = worker.running.stages
+    stages.record(replay, ("decode", "logits"), worker.models[0].plan, lambda trait: refusal)
+    (reason,) = stages.recordings.reasons()
     assert reason == "decode run eagerly: the attention of x cannot be replayed"
-    assert worker.running.stages.recordings.find("logits", 2) is not None
+    assert stages.recordings.find("logits", 2) is not None
 
 
 def test_the_fake_refuses_what_a_gpu_refuses(gpu: FakeGPU) -> None:

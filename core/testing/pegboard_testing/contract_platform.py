@@ -142,6 +142,39 @@ class PlatformContract:
                     )
         replay.reset()
 
+    def test_calls_outside_of_a_recording_see_the_rows_of_the_step(self) -> None:
+        """`PiecewiseReplay`, if the platform has it."""
+        platform, device = self.started()
+        replay: Any = platform.replay(None)
+        if not hasattr(replay, "outside"):
+            return
+        numbers: list[int] = []
+
+        def sums(x: torch.Tensor, nothing: None, y: torch.Tensor) -> torch.Tensor:
+            numbers.append(len(x))
+            return (x + y).sum(1, keepdim=True).expand(-1, 3) + float(x[0, 0])
+
+        call = replay.outside(sums, 3)
+
+        def run(x: torch.Tensor) -> tuple[torch.Tensor]:
+            first = call(x, None, x * 2)
+            return (first + call(first, None, first) + x[:, :1],)
+
+        buffer = torch.zeros(8, 2, device=device.name)
+        sizes = list(reversed(replay.sizes("forward", 8)))
+        recordings = [replay.record(run, [buffer[:size]]) for size in sizes]
+        assert not numbers, "a call is not made to record"
+        for recording, size in zip(recordings, sizes, strict=True):
+            for num_rows in {1, size}:
+                buffer.copy_(torch.arange(16.0).view(8, 2).add(num_rows).to(device.name))
+                x = buffer[:num_rows]
+                first = 3 * x.sum(1, keepdim=True) + x[0, 0]
+                wanted = first + 6 * first + first[0, 0] + x[:, :1]
+                (result,) = recording(num_rows)
+                assert numbers[-2:] == [num_rows, num_rows]
+                assert result.tolist() == wanted.expand(-1, 3).tolist()
+        replay.reset()
+
     def test_what_the_host_reads_cannot_be_recorded(self) -> None:
         platform, device = self.started()
         replay = platform.replay(None)

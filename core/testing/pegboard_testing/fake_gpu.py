@@ -77,6 +77,7 @@ class FakeGPU(TorchFunctionMode):
         self.peak_bytes = 0
         self.total_bytes = TOTAL_BYTES
         self.is_capturing = False
+        self.refusal: Callable[[str], Exception] = CannotRecord
         self.captured_bytes = 0  # by the graph that is being captured
         self.spare_bytes = 0  # that other graphs have and this one may use
         self.used_bytes = 0
@@ -134,7 +135,7 @@ class FakeGPU(TorchFunctionMode):
 
     def _read(self, name: str) -> None:
         if self.is_capturing:
-            raise CannotRecord(f"{name} reads a tensor of the device on the host")
+            raise self.refusal(f"{name} reads a tensor of the device on the host")
         self.host_reads += 1
 
     def _made(self, result: Any) -> Any:
@@ -262,8 +263,9 @@ class FakeCopies:
 
 
 class FakeReplay:
-    """Captured graphs, one for each size class. pool_bytes: of the memory that they share, which is
-    as large as the largest one needs."""
+    """Captured graphs, one for each size class. What is captured while calls are left out consists
+    of pieces. pool_bytes: of the memory that they share, which is as large as the largest one
+    needs."""
 
     pads = True
 
@@ -272,12 +274,25 @@ class FakeReplay:
         self.pool_bytes = 0
 
     def sizes(self, trait: str, largest: int) -> Sequence[int]:
-        """Record steps without prompts, and the output head. Steps with prompts run eagerly."""
-        return (
-            sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
-            if trait != "forward"
-            else ()
-        )
+        """Return the powers of two. Steps with prompts have only two sizes."""
+        if trait == "forward":
+            return sorted({max(largest // 2, 1), largest})
+        return sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
+
+    def outside(self, call: Callable[..., Tensor], width: int) -> Callable[..., Tensor]:
+        """See `pegboard.interfaces.platform.PiecewiseReplay`."""
+
+        def stand_in(*given: Tensor | None) -> Tensor:
+            tape = Tape.current
+            assert tape is not None, "this stands for a call only while a step is recorded"
+            first = given[0]
+            assert first is not None
+            result = first.new_zeros(len(first), width)
+            left = FakeOutside(call, given, result)
+            tape.calls.append((left, [x for x in given if x is not None], {}, result))
+            return result
+
+        return stand_in
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> FakeGraph:
         gpu = _gpu()
@@ -371,12 +386,36 @@ class FakeGraph:
             for other in self.replay.graphs:
                 for tensor in other.results if other is not self else ():
                     tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
-            for operator, args, kwargs, out in self.calls:
+        for operator, args, kwargs, out in self.calls:
+            if isinstance(operator, FakeOutside):
+                operator(num_rows)
+                continue
+            with torch._C.DisableTorchFunction():
                 again = operator(*args, **kwargs)
                 for old, new in zip(_tensors(out), _tensors(again), strict=True):
                     if old.data_ptr() != new.data_ptr():
                         old.copy_(new)
+        with torch._C.DisableTorchFunction():
             return tuple(output[:num_rows].as_subclass(DeviceTensor) for output in self.outputs)
+
+
+class FakeOutside:
+    """A call between two pieces. The rows that it does not compute are not numbers, so what uses
+    them shows in the results."""
+
+    def __init__(
+        self, call: Callable[..., Tensor], given: Sequence[Tensor | None], result: Tensor
+    ) -> None:
+        self.call = call
+        self.given = given
+        self.result = result
+
+    def __call__(self, num_rows: int) -> None:
+        computed = self.call(*(x if x is None else x[:num_rows] for x in self.given))
+        assert computed.shape == (num_rows, self.result.shape[1])
+        assert computed.dtype == self.result.dtype
+        self.result.fill_(float("nan"))
+        self.result[:num_rows].copy_(computed)
 
 
 def _storage(tensor: Tensor) -> int:

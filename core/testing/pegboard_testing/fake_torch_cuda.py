@@ -14,14 +14,29 @@ from typing import Any
 import pytest
 import torch
 
-from pegboard.errors import CannotRecord
 from pegboard_testing.fake_gpu import TOTAL_BYTES, FakeGPU, Tape
 
 
 class FakeCUDAGraph:
     """A graph that runs its operators again."""
 
-    calls: list[Any]
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self._tape = Tape()
+
+    def capture_begin(self, pool: object) -> None:
+        gpu = FakeGPU.current
+        assert gpu is not None and pool == "pool" and not gpu.is_capturing
+        gpu.is_capturing = True
+        self._tape.__enter__()
+
+    def capture_end(self) -> None:
+        gpu = FakeGPU.current
+        assert gpu is not None and gpu.is_capturing
+        self._tape.__exit__(None, None, None)
+        gpu.is_capturing = False
+        gpu.captured_bytes = 0
+        self.calls = self._tape.calls
 
     def replay(self) -> None:
         with torch._C.DisableTorchFunction():
@@ -31,21 +46,9 @@ class FakeCUDAGraph:
                     out.copy_(again)
 
 
-@contextlib.contextmanager
-def fake_capture(graph: FakeCUDAGraph, pool: object, stream: object) -> Iterator[None]:
+def not_permitted(reason: str) -> RuntimeError:
     """As in torch: what waits for the device while it is captured raises RuntimeError."""
-    gpu = FakeGPU.current
-    assert gpu is not None and pool == "pool"
-    gpu.is_capturing = True
-    try:
-        with Tape() as tape:
-            yield
-    except CannotRecord:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore lines") from None
-    finally:
-        gpu.is_capturing = False
-        gpu.captured_bytes = 0
-    graph.calls = tape.calls
+    return RuntimeError(f"operation not permitted when stream is capturing\n{reason}")
 
 
 @contextlib.contextmanager
@@ -56,6 +59,7 @@ def fake_torch_cuda(
     takes from torch. more: further functions by name."""
     stream = SimpleNamespace(wait_stream=lambda other: None)
     with FakeGPU() as gpu:
+        gpu.refusal = not_permitted
 
         def reset() -> None:
             gpu.peak_bytes = gpu.used_bytes
@@ -75,7 +79,7 @@ def fake_torch_cuda(
             "current_stream": lambda: stream,
             "stream": lambda stream: contextlib.nullcontext(),
             "CUDAGraph": FakeCUDAGraph,
-            "graph": fake_capture,
+            "synchronize": lambda: None,
             **more,
         }
         for name, fake in fakes.items():

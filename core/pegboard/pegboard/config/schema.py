@@ -21,6 +21,7 @@ from pegboard.errors import ConfigError, did_you_mean
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
 
 DRAFTS = "spec_method or spec_model"
+RecordingMode = Literal["full", "piecewise", "full_decode_only", "full_and_piecewise"]
 """The settings that turn on speculative decoding."""
 
 
@@ -370,6 +371,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enforce_eager: Annotated[bool, doc("Do not record and replay the forward", is_common=True)] = (
         False
     )
+    recording_mode: Annotated[
+        RecordingMode | None,
+        doc(
+            "Which steps are recorded: full = all; full_decode_only = those without prompts; "
+            "piecewise = all, without their attention; full_and_piecewise = steps without prompts "
+            "whole, others without their attention. Default: full_and_piecewise on devices that "
+            "can record so, else full"
+        ),
+    ] = None
     logits_processors: Annotated[
         list[str] | None, doc("Logits processor plugins or classes (module:Class), in order")
     ] = None

@@ -150,16 +150,19 @@ def translate(name: str, value: Any, known: Mapping[str, Any]) -> Layer:
 
 
 def _listed(name: str, value: Any, rule: Mapping[str, Any]) -> Layer:
-    """Return the settings of a value that the rule lists, or of a mapping whose values it lists."""
+    """Return the settings of a value that the rule lists, or of a mapping whose values it lists.
+    Those of later `keys` win."""
     by_value = {text: layer for texts, layer in rule["values"].items() for text in texts.split("|")}
     keys: Sequence[str] = rule.get("keys", ())
     parts = dict(value) if isinstance(value, Mapping) and keys else {"": value}
     listed = [
         by_value.get(_text(part)) if key in ("", *keys) else None for key, part in parts.items()
     ]
-    if None in listed or any(layer != listed[0] for layer in listed):
+    if None in listed:
         raise ConfigError(f"{name}: expected {', '.join(by_value)}, got {value!r}; {rule['help']}")
-    return listed[0] or {} if listed else {}
+    layers = [by_value[_text(parts[key])] for key in ("", *keys) if key in parts]
+    engine = {field: item for layer in layers for field, item in layer.get("engine", {}).items()}
+    return {**layers[-1], "engine": engine} if engine else layers[-1] if layers else {}
 
 
 @cache

@@ -261,6 +261,13 @@ class AttentionLayer:
     sees_items: bool = False
 
     @property
+    def result_dim(self) -> int:
+        """Channels of each head of what the bound attention returns."""
+        if self.latent is not None:
+            return self.latent.matrices()[1].shape[-1]
+        return self.value_dim or self.head_dim
+
+    @property
     def retain(self) -> Retain:
         """What later tokens still read of the layer's cache."""
         if self.encoder:

@@ -112,6 +112,17 @@ class Replay(Protocol):
         changed."""
 
 
+class PiecewiseReplay(Protocol):
+    """An optional addition to the Replay: it can leave calls out of a recording, which then
+    consists of the pieces between them."""
+
+    def outside(self, call: "Callable[..., Tensor]", width: int) -> "Callable[..., Tensor]":
+        """Return what a `run` that is recorded calls in place of `call`. What `call` is given has
+        one row for each token, or is None, and what it returns is [rows, width], in the type of its
+        first argument. To record, it is not called. A replay calls it between two pieces, with only
+        those rows that the replay was asked for."""
+
+
 class Copies(Protocol):
     """Copies between the host and a device with separate memory. They are in order with the
     computation on the device. No call waits."""

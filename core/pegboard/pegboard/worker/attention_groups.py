@@ -27,6 +27,7 @@ from pegboard.interfaces.quantization import QuantizationMethod
 from pegboard.ops import StateRows
 from pegboard.plugins.registry import Registry
 from pegboard.worker.context import Context
+from pegboard.worker.recordings import Outside
 
 EXACT_TYPES = {"float32", "bfloat16", "float16"}
 """Types of keys and values that need no scales."""
@@ -174,6 +175,22 @@ class AttentionGroups:
             if "replay" not in self.registry.spec(entry).flags
         }
         return f"the attention of {', '.join(sorted(eager))} cannot be replayed" if eager else ""
+
+    def not_in_pieces(self) -> str:
+        """Return why steps cannot be recorded without their attention; "" if they can."""
+        if self.context.rows.group.size > 1:
+            return "the exchange between ranks that share out rows cannot be replayed"
+        return "layers with states cannot replay prompts in pieces" if self.states else ""
+
+    def outside(
+        self, bound: Mapping[int, Callable[..., Any]], leave: Outside
+    ) -> dict[int, Callable[..., Any]]:
+        """Return what layers call in place of their bound attention while they are recorded without
+        it. leave: see `PiecewiseReplay.outside`."""
+        return {
+            index: leave(bound[index], layer.num_heads * layer.result_dim)
+            for index, layer in self.layers.items()
+        }
 
     def attach(
         self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]

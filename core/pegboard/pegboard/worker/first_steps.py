@@ -160,14 +160,12 @@ MODEL_CHECKS: Mapping[str, Check] = {
 
 
 def attention_check(layer: AttentionLayer, check: Check = check_tensor) -> Check:
-    """Return the check of a layer's bound attention. What latent attention returns has the channels
-    of `up_v`. check: checks a tensor as `check_tensor` does."""
+    """Return the check of a layer's bound attention. check: checks a tensor as `check_tensor`
+    does."""
 
     def attended(result: Any, q: Any, *others: Any) -> Any:
-        width = layer.value_dim or layer.head_dim
-        if layer.latent is not None:
-            width = layer.latent.matrices()[1].shape[-1]
-        return check(result, (len(q), layer.num_heads * width), q.dtype, (q, *others))
+        width = layer.num_heads * layer.result_dim
+        return check(result, (len(q), width), q.dtype, (q, *others))
 
     return attended
 

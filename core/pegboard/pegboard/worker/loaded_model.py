@@ -43,6 +43,7 @@ from pegboard.worker.model_loader import (
     wanted_of,
 )
 from pegboard.worker.parts import WorkerSetup
+from pegboard.worker.recordings import mode_of
 from pegboard.worker.stages import TRAITS, Embed, Stages
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
@@ -370,11 +371,21 @@ class LoadedModel:
         self.model.store_encoded(rows)
 
     def record(self, replay: Replay) -> list[str]:
-        """Record the stages, after a first step. Returns the reasons why some of them run
-        eagerly."""
-        return self.stages.record(
-            replay, self.plan, lambda trait: self.attention.not_replayed(replay.pads, trait)
+        """Record the stages, after a first step. Returns the reasons why some of them run eagerly.
+        Raises ConfigError if the platform cannot record in the mode that the user wants."""
+        whole, outside = mode_of(self.setup.config.recording_mode, replay)
+        attention = self.attention
+        self.stages.record(
+            replay, whole, self.plan, lambda trait: attention.not_replayed(replay.pads, trait)
         )
+        if outside is not None:
+            bound = dict(self.build.attention)
+            self.build.attention.update(attention.outside(bound, outside))
+            self.rebind()
+            self.stages.record(replay, ("forward",), None, lambda trait: attention.not_in_pieces())
+            self.build.attention.update(bound)
+            self.rebind()
+        return self.stages.recordings.reasons()
 
     def _adapter_rows(self, is_head: bool) -> AdapterRows | None:
         if (inputs := self.inputs) is None or not inputs.has_adapters:

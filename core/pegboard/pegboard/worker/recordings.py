@@ -5,15 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from pegboard.errors import CannotRecord, NoRoom
+from pegboard.config.schema import RecordingMode
+from pegboard.errors import CannotRecord, ConfigError, NoRoom
 from pegboard.interfaces.platform import Recording, Replay, Trait
 from pegboard.worker.step_inputs import NOT_PADDED, InputBuilder, StepInputs
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
+Outside: TypeAlias = Callable[[Callable[..., Tensor], int], Callable[..., Tensor]]
+"""See `PiecewiseReplay.outside`."""
+WHOLE: Mapping[RecordingMode, Sequence[Trait]] = {
+    "full": ("forward", "verify", "decode", "logits"),
+    "full_decode_only": ("verify", "decode", "logits"),
+    "full_and_piecewise": ("verify", "decode", "logits"),
+    "piecewise": ("logits",),
+}
+"""Mode → the traits that are recorded whole."""
+
+
+def mode_of(wanted: RecordingMode | None, replay: Any) -> tuple[Sequence[Trait], Outside | None]:
+    """Return the traits to record whole, and what records "forward" in pieces, or None. Raises
+    ConfigError."""
+    outside = getattr(replay, "outside", None)
+    mode = wanted or ("full" if outside is None else "full_and_piecewise")
+    if "piecewise" not in mode:
+        return WHOLE[mode], None
+    if outside is None:
+        raise ConfigError(
+            f"recording_mode {mode}: this platform records steps with their attention; use full or "
+            "full_decode_only"
+        )
+    return WHOLE[mode], outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +61,24 @@ class Recordings:
         self._tokens_per_row = 1 + max_drafts
         self.traits = [trait for trait in traits if trait != "verify" or max_drafts]
         self.by_trait: dict[tuple[Trait, bool], list[Recorded]] = {}
+        self._refusals = dict[str, list[str]]()
 
     def record(
         self,
         replay: Replay,
         runs: Mapping[Trait, tuple[Run, Sequence[Tensor]]],
         with_adapters: Sequence[bool],
-        plan: Callable[[StepInputs], None],
+        plan: Callable[[StepInputs], None] | None,
         unrecorded: Callable[[Trait], str],
-    ) -> list[str]:
-        """Record what can be recorded. runs: each stage, and the buffers that it reads. Returns the
-        reasons why the others run eagerly. plan: gives a step to the attention backends.
+    ) -> None:
+        """Record what can be recorded. runs: each stage, and the buffers that it reads. plan: gives
+        a step to the attention backends; None = they are called outside of the recordings.
         unrecorded: why attention cannot be recorded in a stage. Errors of the model itself are
         raised."""
         inputs = self._inputs
-        refusals = dict[str, list[str]]()
-        for trait, inputs.has_adapters in product(self.traits, with_adapters):
+        refusals = self._refusals
+        traits = [trait for trait in self.traits if trait in runs]
+        for trait, inputs.has_adapters in product(traits, with_adapters):
             run, buffers = runs[trait]
             name = f"{trait} with adapters" if inputs.has_adapters else trait
             recordings: list[Recorded] = []
@@ -61,13 +88,15 @@ class Recordings:
                     if trait != "logits":
                         if reason := unrecorded(trait):
                             raise CannotRecord(reason)
-                        plan(inputs.blank(num_rows, size))
+                        if plan is not None:
+                            plan(inputs.blank(num_rows, size))
                     try:
                         recording = replay.record(run, [buffer[:size] for buffer in buffers])
                     except NoRoom as refusal:
                         no_room = refusal
                         continue  # small sizes serve most steps
-                    padded = (num_rows, size) if replay.pads else NOT_PADDED
+                    is_padded = replay.pads and plan is not None
+                    padded = (num_rows, size) if is_padded else NOT_PADDED
                     recordings.insert(0, Recorded(recording, num_rows, size, padded))
             except CannotRecord as refusal:
                 refusals.setdefault(str(refusal), []).append(name)
@@ -77,7 +106,12 @@ class Recordings:
                 refusals.setdefault(str(no_room), []).append(name)
             self.by_trait[trait, inputs.has_adapters] = recordings
         inputs.has_adapters = False
-        return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]
+
+    def reasons(self) -> list[str]:
+        """Return the reasons why some traits run eagerly."""
+        return [
+            f"{', '.join(names)} run eagerly: {reason}" for reason, names in self._refusals.items()
+        ]
 
     def _sizes(self, trait: Trait, replay: Replay) -> list[tuple[int, int]]:
         """Return the numbers of rows and of tokens to record, in ascending order."""

@@ -16,28 +16,34 @@ log = get_logger(__name__)
 
 
 class Ends:
-    """A Replay that records the largest and then the smallest size of every trait only. num_left:
-    how many others there are. last_bytes: what the last recording has taken. free_bytes: returns
-    how much memory is free."""
+    """A Replay that records the largest and then the smallest size of every trait only. free_bytes:
+    returns how much memory is free."""
 
     def __init__(self, replay: Replay, free_bytes: Callable[[], int]) -> None:
         self._replay = replay
         self._free_bytes = free_bytes
         self.pads = replay.pads
-        self.num_left = 0
-        self.last_bytes = 0
+        self.outside = getattr(replay, "outside", None)
+        self._others_bytes = self._num_others = self._last_bytes = 0
 
     def sizes(self, trait: Trait, largest: int) -> Sequence[int]:
         """See `Replay`."""
+        self._others_bytes = self.others_bytes()
+        self._last_bytes = 0
         sizes = self._replay.sizes(trait, largest)
-        self.num_left += max(0, len(sizes) - 2)
+        self._num_others = max(0, len(sizes) - 2)
         return sorted({*sizes[:1], *sizes[-1:]})
+
+    def others_bytes(self) -> int:
+        """Return what the sizes that were not recorded will take: each of them as much as the
+        smallest one of its trait."""
+        return self._others_bytes + self._num_others * max(0, self._last_bytes)
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Recording:
         """See `Replay`."""
         before = self._free_bytes()
         recording = self._replay.record(run, inputs)
-        self.last_bytes = before - self._free_bytes()
+        self._last_bytes = before - self._free_bytes()
         return recording
 
     def reset(self) -> None:
@@ -64,7 +70,7 @@ def left_for_cache(setup: WorkerSetup, models: Sequence[LoadedModel], kept_bytes
 
 def recordings_bytes(setup: WorkerSetup, models: Sequence[LoadedModel]) -> int:
     """Return the bytes that recordings of padded steps will take. They share memory, so the largest
-    ones need most of it, and each of the others takes what the last one has added."""
+    ones need most of it."""
     replay = setup.platform.replay(setup.kernels.replay) if models else None
     if replay is None or not replay.pads:
         return 0
@@ -73,7 +79,7 @@ def recordings_bytes(setup: WorkerSetup, models: Sequence[LoadedModel]) -> int:
     before = memory(reset_peak=True).free_bytes
     for model in models:
         model.record(ends)
-    needed = before - memory().free_bytes + ends.num_left * max(0, ends.last_bytes)
+    needed = before - memory().free_bytes + ends.others_bytes()
     replay.reset()
     log.info("recorded steps need %.2f GiB", needed / 2**30)
     return needed

@@ -89,17 +89,23 @@ class Stages:
 
     @torch.inference_mode()
     def record(
-        self, replay: Replay, plan: Callable[[StepInputs], None], unrecorded: Callable[[Trait], str]
-    ) -> list[str]:
-        """Record every stage that can be recorded, after a first step. See `Recordings.record`."""
+        self,
+        replay: Replay,
+        traits: Sequence[Trait],
+        plan: Callable[[StepInputs], None] | None,
+        unrecorded: Callable[[Trait], str],
+    ) -> None:
+        """Record those of these stages that can be recorded, after a first step. See
+        `Recordings.record`."""
         if not self.form.shape[1]:
-            return []  # the first step has not used this model, so no step will
+            return  # the first step has not used this model, so no step will
         model = self.model
         inputs = self.inputs
         embedded = self.entrance.tensors
         positions = [each.on_device for each in inputs.to_place]
-        self.hidden = self.form.new_zeros(inputs.max_rows, self.form.shape[1])
-        if "forward" in self.recordings.traits:
+        if "logits" in traits:
+            self.hidden = self.form.new_zeros(inputs.max_rows, self.form.shape[1])
+        if "forward" in traits and "forward" in self.recordings.traits:
             one = self.entrance.one()
             most = max(replay.sizes("forward", inputs.max_tokens), default=0)
             self.embedded = one.new_zeros(most, one.shape[1])
@@ -118,8 +124,9 @@ class Stages:
             "verify": (decode, [*embedded, *positions]),
             "logits": (lambda rows: (model.logits(rows),), [self.hidden]),
         }
+        runs = {trait: runs[trait] for trait in traits}
         with_adapters = (False,) if self.build.lora is None else (False, True)
-        return self.recordings.record(replay, runs, with_adapters, plan, unrecorded)
+        self.recordings.record(replay, runs, with_adapters, plan, unrecorded)
 
     def decode(self, recorded: Recorded, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Return the hidden states [T, size] after the final norm, and their logits."""

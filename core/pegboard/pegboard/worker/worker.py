@@ -53,6 +53,7 @@ from pegboard.worker.parts import (
     proposer_of,
     take_device,
 )
+from pegboard.worker.recordings import mode_of
 from pegboard.worker.room import left_for_cache, models_to_record
 from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.shared_rows import make_shared_rows
@@ -133,6 +134,8 @@ class Worker:
         """Take the device and build the models without weights. Raises as `load` does."""
         config = self.config
         self.setup = take_device(self.registry, config, self.limits, self.place, self.plan.meeting)
+        if config.recording_mode is not None:
+            mode_of(config.recording_mode, self.setup.platform.replay(self.setup.kernels.replay))
         choose_sampler(self.setup)
         lora_dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
         lora = (
