@@ -33,12 +33,12 @@ CEILINGS = {
     "engine/kv": 775,
     "engine/metrics": 275,
     "front": 1835,
-    "interfaces": 1405,
+    "interfaces": 1410,
     "layers": 1150,
     "ops": 395,
     "plan": 910,
     "plugins": 1170,
-    "worker": 3190,
+    "worker": 3220,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

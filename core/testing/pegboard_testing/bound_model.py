@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from pegboard.config.schema import EngineConfig
 from pegboard.layers.build import Declared
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.parts import Ranks
@@ -16,10 +17,15 @@ class BoundModel(LoadedModel):
     def __init__(self, model: Any, *backends: Any) -> None:
         self.model = model
         ranks = Ranks()
-        build: Any = SimpleNamespace(declared=Declared(), lora=None, taps=(), stage=ranks.stage)
-        setup: Any = SimpleNamespace(ranks=ranks)
+        build: Any = SimpleNamespace(
+            declared=Declared(), lora=None, taps=(), stage=ranks.stage, attention={}
+        )
+        setup: Any = SimpleNamespace(ranks=ranks, config=EngineConfig())
         attention: Any = SimpleNamespace(
-            backends=list(enumerate(backends)), not_replayed=lambda pads, trait: ""
+            backends=list(enumerate(backends)),
+            not_replayed=lambda pads, trait: "",
+            not_in_pieces=lambda: "",
+            outside=lambda bound, leave: {},
         )
         self.setup = setup
         self.build = build
