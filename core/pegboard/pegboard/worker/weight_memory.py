@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,14 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.layers import Layer
 from pegboard.worker.loaded_model import LoadedModel
+from pegboard.worker.parts import WorkerSetup
+
+
+def releasable(setup: WorkerSetup, part: str) -> AbstractContextManager[object]:
+    """Return a context in which memory is taken that `WorkerSetup.platform` can release later, if
+    it can do so and the engine may sleep. part: see `ReleasingPlatform`."""
+    make = getattr(setup.platform, "releasable", None)
+    return make(part) if make is not None and setup.config.enable_sleep_mode else nullcontext()
 
 
 class WeightMemory:
