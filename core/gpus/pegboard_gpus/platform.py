@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +18,7 @@ from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
 from pegboard_gpus.driver import Driver, DriverError
 from pegboard_gpus.graphs import GraphReplay
-from pegboard_gpus.virtual_memory import VirtualMemory
+from pegboard_gpus.virtual_memory import Segments, VirtualMemory
 
 FAMILY = "cuda"
 """torch's name for these devices, also in a torch for ROCm."""
@@ -25,6 +26,16 @@ LARGE_DEVICE = 70 * 2**30
 """Bytes of memory from which larger steps are the default."""
 FIXED_TOKENS = 64.0
 """An estimate: decoding reads all weights, whatever the number of tokens."""
+
+
+def check_allocator(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if torch's allocator is set to take memory from nowhere else."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        if "expandable_segments:true" in environ.get(name, "").replace(" ", "").lower():
+            raise ConfigError(
+                f"enable_sleep_mode does not work with expandable segments of torch; remove "
+                f"expandable_segments from {name}"
+            )
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -61,8 +72,8 @@ class GPUCopies:
 
 class GPUPlatform(ABC):
     """See `pegboard.interfaces.platform.Platform`. Rank i of this machine computes on the i-th
-    visible device. kind: how messages call a device. repair: what to do if torch finds none. driver:
-    reserves addresses."""
+    visible device. kind: how messages call a device. repair: what to do if torch finds none.
+    driver: reserves addresses."""
 
     kind: ClassVar[str]
     repair: ClassVar[str]
@@ -125,16 +136,17 @@ class GPUPlatform(ABC):
     def releasable(self, part: str) -> AbstractContextManager[object]:
         """The number of the device is torch's, which is also the driver's."""
         if self.virtual is None:
+            check_allocator(os.environ)
             torch.cuda.mem_get_info()  # the driver has a context in this thread now
             device = torch.cuda.current_device()
             try:
-                # looked up in each call
-                self.virtual = VirtualMemory(self.driver.load(), device, lambda *of: pinned(*of))
+                segments = Segments(self.driver.load(), device)
             except (OSError, AttributeError, DriverError) as error:
                 raise ConfigError(
                     f"enable_sleep_mode needs a device with virtual memory, and {self.device} has "
                     f"none ({error}); remove the setting"
                 ) from error
+            self.virtual = VirtualMemory(segments, pinned)
         return self.virtual.pool(part)
 
     def release(self, tensors: Sequence[Tensor], *, keep: bool) -> Callable[[], None]:

@@ -50,36 +50,20 @@ class Segment:
         return self.address, self.address + self.num_bytes
 
 
-class VirtualMemory:
-    """Segments of one device. pinned: returns pinned host memory of a shape and type. Raises
-    DriverError if the device has no virtual memory."""
+class Segments:
+    """The segments of one device, by address. allocator: torch takes them through it, and gives
+    them back. Raises DriverError if the device has no virtual memory."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        device: int,
-        pinned: Callable[[tuple[int, ...], torch.dtype], Tensor],
-    ) -> None:
+    def __init__(self, driver: Driver, device: int) -> None:
         self.driver = driver
         self.device = device
         self.granularity = driver.granularity(device)
         self.segments: dict[int, Segment] = {}
-        self._pinned = pinned
         callbacks = TAKE(self._take), GIVE(self._give)
         CALLBACKS.append(callbacks)
         addresses = [ctypes.cast(callback, ctypes.c_void_p).value for callback in callbacks]
-        make_allocator: Any = torch._C._cuda_customAllocator  # type: ignore[attr-defined]
-        self._allocator = make_allocator(*addresses)
-        self._pools: dict[str, Any] = {}
-
-    def pool(self, name: str) -> AbstractContextManager[object]:
-        """Return a context. The memory that this thread allocates inside is in segments of this
-        pool."""
-        if name not in self._pools:
-            self._pools[name] = torch.cuda.MemPool(self._allocator)
-        return torch.cuda.use_mem_pool(self._pools[name])
-
-    # --- segments ---------------------------------------------------------------------------------
+        make_allocator: Any = torch._C._cuda_customAllocator
+        self.allocator = make_allocator(*addresses)
 
     def allocate(self, num_bytes: int) -> int:
         """Return the address of a new segment. Raises DriverError."""
@@ -87,7 +71,7 @@ class VirtualMemory:
         address = self.driver.reserve(size)
         segment = Segment(address, size, None)
         try:
-            self._map(segment)
+            self.map(segment)
         except DriverError:
             self.driver.free(address, size)
             raise
@@ -98,10 +82,11 @@ class VirtualMemory:
         """Give a segment back, with its addresses. Raises DriverError."""
         segment = self.segments.pop(address)
         self.driver.synchronize()
-        self._unmap(segment)
+        self.unmap(segment)
         self.driver.free(address, segment.num_bytes)
 
-    def _map(self, segment: Segment) -> None:
+    def map(self, segment: Segment) -> None:
+        """Put new memory behind a segment. Its contents are undefined. Raises DriverError."""
         handle = self.driver.create(segment.num_bytes, self.device)
         try:
             self.driver.map(segment.address, segment.num_bytes, handle, self.device)
@@ -110,7 +95,8 @@ class VirtualMemory:
             raise
         segment.handle = handle
 
-    def _unmap(self, segment: Segment) -> None:
+    def unmap(self, segment: Segment) -> None:
+        """Give the memory of a segment back, if it has some. Raises DriverError."""
         if segment.handle is not None:
             self.driver.unmap(segment.address, segment.num_bytes)
             self.driver.release(segment.handle)
@@ -133,7 +119,25 @@ class VirtualMemory:
         except DriverError as error:
             log.warning("the driver takes no memory back: %s", error)
 
-    # --- sleep ------------------------------------------------------------------------------------
+
+class VirtualMemory:
+    """Pools of torch's allocator whose memory can be released. They end with this object. pinned:
+    returns pinned host memory of a shape and type."""
+
+    def __init__(
+        self, segments: Segments, pinned: Callable[[tuple[int, ...], torch.dtype], Tensor]
+    ) -> None:
+        self.segments = segments
+        self.driver = segments.driver
+        self._pinned = pinned
+        self._pools: dict[str, Any] = {}
+
+    def pool(self, name: str) -> AbstractContextManager[object]:
+        """Return a context. The memory that this thread allocates inside is in segments of this
+        pool."""
+        if name not in self._pools:
+            self._pools[name] = torch.cuda.MemPool(self.segments.allocator)
+        return torch.cuda.use_mem_pool(self._pools[name])
 
     def release(self, tensors: Sequence[Tensor], *, keep: bool) -> Callable[[], None]:
         """See `pegboard.interfaces.platform.ReleasingPlatform`. Segments are given back as a whole.
@@ -142,21 +146,23 @@ class VirtualMemory:
         spans = merged(_span(tensor) for tensor in tensors)
         segments = [
             segment
-            for segment in self.segments.values()
+            for segment in self.segments.segments.values()
             if segment.handle is not None and list(common(spans, segment.span))
         ]
         self.driver.synchronize()
         saved = self._save(
             span
             for segment in segments
-            for span in ([segment.span] if keep else gaps(common(spans, segment.span), segment.span))
+            for span in (
+                [segment.span] if keep else gaps(common(spans, segment.span), segment.span)
+            )
         )
         for segment in segments:
-            self._unmap(segment)
+            self.segments.unmap(segment)
 
         def restore() -> None:
             for segment in segments:
-                if segment.handle is None and self.segments.get(segment.address) is segment:
+                if segment.handle is None and self._is_in_use(segment):
                     self._fill(segment)
             for address, part in saved:
                 self.driver.upload(address, part.data_ptr(), len(part))
@@ -166,9 +172,13 @@ class VirtualMemory:
 
         return restore
 
+    def _is_in_use(self, segment: Segment) -> bool:
+        """Return whether torch has not given the segment back meanwhile."""
+        return self.segments.segments.get(segment.address) is segment
+
     def _fill(self, segment: Segment) -> None:
         try:
-            self._map(segment)
+            self.segments.map(segment)
         except DriverError as error:
             raise ConfigError(
                 f"the memory of the sleeping engine cannot be taken again ({error}): free memory "

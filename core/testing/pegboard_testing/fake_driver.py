@@ -71,8 +71,9 @@ class FakeText:
 
 
 class FakeLibrary:
-    """CUDA's driver and HIP at once. gpu: whose memory it gives. calls: CUDA's names of the functions
-    that were called, without the prefix. failures: what the next call of a function returns."""
+    """CUDA's driver and HIP at once. gpu: whose memory it gives. calls: CUDA's names of the
+    functions that were called, without the prefix. failures: what the next call of a function
+    returns."""
 
     def __init__(self, gpu: FakeGPU) -> None:
         self.gpu = gpu
@@ -126,9 +127,7 @@ class FakeLibrary:
         assert place is not None and place.is_open
         assert address + size <= place.address + place.size
         first = _address_of(place.pages)
-        return torch.frombuffer(
-            place.pages, dtype=torch.uint8, count=size, offset=address - first
-        )
+        return torch.frombuffer(place.pages, dtype=torch.uint8, count=size, offset=address - first)
 
     # --- functions --------------------------------------------------------------------------------
 
@@ -225,9 +224,7 @@ class FakeLibrary:
 
     def _can_use(self, address: int, size: int) -> bool:
         place = self.range_of(address)
-        return (
-            place is not None and place.is_open and address + size <= place.address + place.size
-        )
+        return place is not None and place.is_open and address + size <= place.address + place.size
 
 
 class FakePool:
@@ -235,9 +232,7 @@ class FakePool:
     `allocator`, gives parts of them to tensors, and keeps them until it ends."""
 
     def __init__(self, allocator: tuple[int, int]) -> None:
-        take = ctypes.CFUNCTYPE(
-            ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p
-        )
+        take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
         give = ctypes.CFUNCTYPE(
             None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p
         )

@@ -66,8 +66,8 @@ class FakeGPU(TorchFunctionMode):
     read a tensor. uploads, downloads: numbers of copies that did not make the host wait when they
     were started. blocking_uploads: uploads from host memory that the device cannot copy from by
     itself. total_bytes: its memory. is_mapped: whether there is memory behind an address; None =
-    always. place: returns memory for a new tensor of so many bytes, or None if there is none; None =
-    it stays where it is."""
+    always. place: returns memory for a new tensor of so many bytes, or None if there is none;
+    None = it stays where it is."""
 
     current: FakeGPU | None = None
 
@@ -145,9 +145,9 @@ class FakeGPU(TorchFunctionMode):
         """A view reads and writes nothing."""
         with torch._C.DisableTorchFunction():
             storages = {_storage(tensor) for tensor in given}
-            made = [tensor for tensor in _tensors(result) if _storage(tensor) not in storages]
+            fresh = [tensor for tensor in _tensors(result) if _storage(tensor) not in storages]
             writes = name == "__setitem__" or (name[-1:] == "_" and name[:2] != "__")
-            if made or (writes and name != "set_"):
+            if fresh or (writes and name != "set_"):
                 self.check_mapped(given)
 
     def check_mapped(self, tensors: Iterable[Tensor]) -> None:

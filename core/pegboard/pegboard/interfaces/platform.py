@@ -63,10 +63,9 @@ class MemoryNumbers:
     def shortage(self, what: str, asked: str, advice: str) -> str:
         """Return the message of an error: something does not fit. asked: how much the part needs
         that was asked for last. advice: the settings that help."""
-        free, total = (f"{size / 2**30:.2f}" for size in (self.free_bytes, self.total_bytes))
         return (
-            f"{what} not fit: a part of {asked} was asked for, and the device has {free} of "
-            f"{total} GiB free; {advice}"
+            f"{what} not fit: a part of {asked} was asked for, and the device has "
+            f"{self.free_bytes / 2**30:.2f} of {self.total_bytes / 2**30:.2f} GiB free; {advice}"
         )
 
 
@@ -184,8 +183,8 @@ class ReleasingPlatform(Protocol):
 
     def releasable(self, part: str) -> AbstractContextManager[object]:
         """Return a context. `release` gives the memory back that this thread allocates on the
-        device inside. Memory of different parts ("weights", "kv_cache") is apart. Raises ConfigError
-        if the device cannot do this."""
+        device inside. Memory of different parts ("weights", "kv_cache") is apart. Raises
+        ConfigError if the device cannot do this."""
 
     def release(self, tensors: "Sequence[Tensor]", *, keep: bool) -> "Callable[[], None]":
         """Give the memory of these tensors back. Their addresses stay reserved. Call the returned

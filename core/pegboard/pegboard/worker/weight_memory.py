@@ -63,6 +63,23 @@ class WeightMemory:
         self._restore = self._sums = None
 
 
+def fall_asleep(
+    weights: WeightMemory,
+    level: int,
+    cache: Sequence[Tensor],
+    release: Callable[..., Callable[[], None]],
+) -> dict[str, Callable[[], None]]:
+    """Release the weights and the memory of the KV cache. Return what takes them again, by part. If
+    one cannot be released, the other is there, too."""
+    weights.sleep(level)
+    try:
+        restore = release(cache, keep=False)
+    except BaseException:
+        weights.wake_up()
+        raise
+    return {"weights": weights.wake_up, "kv_cache": restore}
+
+
 def _checksum(area: Tensor) -> int:
     numbers: Any = area.cpu().numpy()
     return zlib.crc32(numbers)

@@ -57,7 +57,7 @@ from pegboard.worker.room import STEPS, WEIGHTS, explained, left_for_cache, mode
 from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.shared_rows import make_shared_rows
 from pegboard.worker.stages import TRAITS
-from pegboard.worker.weight_memory import WeightMemory, releasable
+from pegboard.worker.weight_memory import WeightMemory, fall_asleep, releasable
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
@@ -233,7 +233,7 @@ class Worker:
 
     def _try(self, *steps: Batch) -> None:
         """Run steps, in which what plugins return is checked."""
-        with explained(self.setup.platform, *STEPS), checked(self.running):
+        with checked(self.running), explained(self.setup.platform, *STEPS):
             for batch in steps:
                 self.running.run(batch)()
 
@@ -383,11 +383,8 @@ class Worker:
         if self.balance is not None:
             self.balance.restore()
         weights = WeightMemory(self.models, release)
-        weights.sleep(level)
-        self.asleep = {
-            "weights": weights.wake_up,
-            "kv_cache": release(memory.tensors_of(self.running.parts.views), keep=False),
-        }
+        cache = memory.tensors_of(self.running.parts.views)
+        self.asleep = fall_asleep(weights, level, cache, release)
 
     def wake_up(self, tags: list[str]) -> None:
         """Take the memory of these parts again, "weights" or "kv_cache". The KV cache is zero."""
