@@ -19,8 +19,12 @@ from torch import Tensor
 from pegboard import LLM
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.interfaces.executor import ExecutorSpec
+from pegboard.interfaces.platform import PlatformSpec
 from pegboard.plugins.registry import Registry
-from pegboard_testing.fake_gpu import FakeGPU
+from pegboard_gpus.driver import CUDADriver
+from pegboard_gpus.platform import GPUPlatform
+from pegboard_gpus.virtual_memory import VirtualMemory
+from pegboard_testing.fake_gpu import DEVICE, FakeGPU, FakeGPUPlatform
 from pegboard_testing.fake_triton import triton_on_fake_gpu
 
 
@@ -58,6 +62,21 @@ class StepsAtOnce(InProcessExecutor):
 
 STEPS_AT_ONCE = ExecutorSpec(api="1.0", implementation="fake_gpu_engine:StepsAtOnce")
 """Only for this test."""
+
+
+class SleepingGPU(FakeGPUPlatform):
+    """Releases memory as GPUs do. It needs `fake_driver.install_driver`."""
+
+    driver = CUDADriver
+    device = DEVICE
+    virtual: VirtualMemory | None = None
+    releasable = GPUPlatform.releasable
+    release = GPUPlatform.release
+
+
+SLEEPING_GPU = PlatformSpec(
+    api="1.0", implementation="fake_gpu_engine:SleepingGPU", flags=frozenset({"device"})
+)
 
 
 def store_in_torch(
@@ -114,15 +133,20 @@ def submitted_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, bool]]
 
 @contextmanager
 def engine_on_fake_gpu(
-    model: Path, by_triton: bool = True, kernels: Collection[str] = (), **settings: Any
+    model: Path,
+    by_triton: bool = True,
+    kernels: Collection[str] = (),
+    platform: str = "pegboard_testing.fake_gpu:FAKE_GPU",
+    gpu: FakeGPU | None = None,
+    **settings: Any,
 ) -> Iterator[tuple[LLM, FakeGPU]]:
     """An engine in whose steps nothing waits for the device, as far as the caller checks
     `FakeGPU.host_reads`. by_triton: False = torch computes attention and ops on the fake device,
     because the interpreter of Triton takes far longer; kernels: the ops and weight formats that
-    Triton computes all the same."""
+    Triton computes all the same. platform: its spec. gpu: see `FakeGPU`."""
     discover = Registry.discover
     instead = {
-        ("platform", "cuda"): "pegboard_testing.fake_gpu:FAKE_GPU",
+        ("platform", "cuda"): platform,
         ("executor", "uni"): "fake_gpu_engine:STEPS_AT_ONCE",
     }
 
@@ -144,7 +168,7 @@ def engine_on_fake_gpu(
     with (
         mock.patch.object(Registry, "discover", with_fakes),
         nullcontext() if by_triton else mock.patch.multiple(backend, **in_torch),
-        FakeGPU() as gpu,
+        gpu or FakeGPU() as gpu,
         triton_on_fake_gpu(),
     ):
         gpu.total_bytes = 2**30

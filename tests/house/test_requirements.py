@@ -63,6 +63,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.contract_weight_loader",
         "pegboard_testing.fake_build",
         "pegboard_testing.fake_forwards",
+        "pegboard_testing.fake_driver",
         "pegboard_testing.fake_gpu",
         "pegboard_testing.fake_torch_cuda",
         "pegboard_testing.fake_triton",

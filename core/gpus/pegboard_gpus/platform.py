@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +16,9 @@ from torch import Tensor
 from pegboard.env import compute_threads
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
+from pegboard_gpus.driver import Driver, DriverError
 from pegboard_gpus.graphs import GraphReplay
+from pegboard_gpus.virtual_memory import Segments, VirtualMemory
 
 FAMILY = "cuda"
 """torch's name for these devices, also in a torch for ROCm."""
@@ -22,6 +26,16 @@ LARGE_DEVICE = 70 * 2**30
 """Bytes of memory from which larger steps are the default."""
 FIXED_TOKENS = 64.0
 """An estimate: decoding reads all weights, whatever the number of tokens."""
+
+
+def check_allocator(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if torch's allocator is set to take memory from nowhere else."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        if "expandable_segments:true" in environ.get(name, "").replace(" ", "").lower():
+            raise ConfigError(
+                f"enable_sleep_mode does not work with expandable segments of torch; remove "
+                f"expandable_segments from {name}"
+            )
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -58,15 +72,18 @@ class GPUCopies:
 
 class GPUPlatform(ABC):
     """See `pegboard.interfaces.platform.Platform`. Rank i of this machine computes on the i-th
-    visible device. kind: how messages call a device. repair: what to do if torch finds none."""
+    visible device. kind: how messages call a device. repair: what to do if torch finds none.
+    driver: reserves addresses."""
 
     kind: ClassVar[str]
     repair: ClassVar[str]
+    driver: ClassVar[type[Driver]]
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
         self.num_threads = setup.num_threads or compute_threads()
         self.profiler: Any = None
         self.profile_path: Path | None = None
+        self.virtual: VirtualMemory | None = None
 
     @abstractmethod
     def has_bfloat16(self) -> bool:
@@ -111,13 +128,33 @@ class GPUPlatform(ABC):
         try:
             return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError as error:
-            numbers = self.memory()
-            raise ConfigError(
-                f"the KV cache does not fit: a part of {num_bytes / 2**30:.2f} GiB was asked for, "
-                f"and {self.device} has {numbers.free_bytes / 2**30:.2f} of "
-                f"{numbers.total_bytes / 2**30:.2f} GiB free; lower gpu_memory_utilization, "
-                "kv_cache_memory_bytes or max_num_batched_tokens"
-            ) from error
+            advice = "lower gpu_memory_utilization, kv_cache_memory_bytes or max_num_batched_tokens"
+            asked = f"{num_bytes / 2**30:.2f} GiB"
+            message = self.memory().shortage("the KV cache does", asked, advice)
+            raise ConfigError(message) from error
+
+    def releasable(self, part: str) -> AbstractContextManager[object]:
+        """The number of the device is torch's, which is also the driver's."""
+        if self.virtual is None:
+            check_allocator(os.environ)
+            torch.cuda.mem_get_info()  # the driver has a context in this thread now
+            device = torch.cuda.current_device()
+            try:
+                segments = Segments(self.driver.load(), device)
+            except (OSError, AttributeError, DriverError) as error:
+                raise ConfigError(
+                    f"enable_sleep_mode needs a device with virtual memory, and {self.device} has "
+                    f"none ({error}); remove the setting"
+                ) from error
+            self.virtual = VirtualMemory(segments, pinned)
+        return self.virtual.pool(part)
+
+    def release(self, tensors: Sequence[Tensor], *, keep: bool) -> Callable[[], None]:
+        """Of the memory that was taken inside of `releasable`."""
+        if self.virtual is None:
+            raise ConfigError("no memory of this engine can be released; set enable_sleep_mode")
+        torch.cuda.mem_get_info()
+        return self.virtual.release(tensors, keep=keep)
 
     def copies(self) -> GPUCopies:
         return GPUCopies()

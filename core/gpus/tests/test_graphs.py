@@ -12,6 +12,7 @@ from torch import Tensor
 from pegboard.errors import CannotRecord, ConfigError, NoRoom
 from pegboard.interfaces.platform import PlatformSetup
 from pegboard_gpus import platform as module
+from pegboard_gpus.driver import CUDADriver
 from pegboard_gpus.graphs import GraphReplay
 from pegboard_gpus.platform import GPUPlatform
 from pegboard_testing.fake_gpu import DEVICE, FakeGPU
@@ -21,6 +22,7 @@ from pegboard_testing.fake_torch_cuda import fake_torch_cuda
 class AnyPlatform(GPUPlatform):
     kind = "fast"
     repair = "buy one"
+    driver = CUDADriver
 
     def has_bfloat16(self) -> bool:
         return False
@@ -55,7 +57,7 @@ def test_too_little_memory_names_the_numbers_and_the_settings(
     monkeypatch.setattr(torch, "zeros", full)
     with pytest.raises(
         ConfigError,
-        match=r"2.00 GiB .* of 0.06 GiB free; lower gpu_memory_utilization, kv_cache_memory",
+        match=r"2.00 GiB was .* 0.06 of 0.06 GiB free; lower gpu_memory_utilization, kv_cache_mem",
     ):
         platform.zeros(2**31)
 

@@ -659,3 +659,44 @@ def test_the_fake_refuses_what_a_gpu_refuses(gpu: FakeGPU) -> None:
         copies.mark()()
     with pytest.raises(AssertionError, match="by itself"):
         copies.upload(torch.ones(3), target)
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("load", "the weights do not fit: .*; raise tensor_parallel_size, or set quantization"),
+        ("profile", "a step does not fit: .*; lower max_num_batched_tokens, max_num_seqs or gpu_m"),
+        ("warm-up", "a step does not fit: .*; lower max_num_batched_tokens"),
+        ("step", "a step does not fit: .*; lower max_num_batched_tokens"),
+    ],
+)
+def test_too_little_memory_names_the_settings_that_help(
+    gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, told: str
+) -> None:
+    """Wherever it is missing, the message has the numbers, and no plugin is blamed."""
+    forward = TinyModel.forward
+
+    def large(self: TinyModel, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        torch.zeros(2**25, device=DEVICE)  # 128 MiB
+        return forward(self, hidden, positions)
+
+    numbers = "a part of [0-9.]+ MiB was asked for, and the device has 0.0[0-9] of 0.06 GiB free"
+    refused = pytest.raises(ConfigError, match=f"{told}".replace(".*", numbers))
+    if place == "load":
+        gpu.total_bytes = 1000
+        monkeypatch.setattr("pegboard.worker.worker.check_memory", lambda *given: None)
+        with pytest.raises(ConfigError, match=told):
+            make_worker(tmp_path)
+        return
+    if place == "profile":
+        monkeypatch.setattr(TinyModel, "forward", large)
+        with refused:
+            make_worker(tmp_path)
+        return
+    worker = make_worker(tmp_path, enforce_eager=True)
+    worker.allocate(plan_of(worker))
+    if place == "step":
+        worker.warm_up()
+    monkeypatch.setattr(TinyModel, "forward", large)
+    with refused:
+        worker.warm_up() if place == "warm-up" else generate(worker, 1)

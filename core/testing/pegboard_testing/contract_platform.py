@@ -63,8 +63,10 @@ class PlatformContract:
         platform, device = self.started()
         if not hasattr(platform, "release"):
             return
-        weight = torch.arange(100_003, dtype=torch.float32, device=device.name)[3:]
-        cache = platform.zeros(1 << 20)
+        with platform.releasable("weights"):
+            weight = torch.arange(100_003, dtype=torch.float32, device=device.name)[3:]
+        with platform.releasable("kv_cache"):
+            cache = platform.zeros(1 << 20)
         before = weight.clone()
         address = weight.data_ptr()
         cache += 1

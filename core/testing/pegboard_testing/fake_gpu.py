@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -65,7 +65,9 @@ class FakeGPU(TorchFunctionMode):
     """The device, which exists inside the `with` block. host_reads: how often the host waited to
     read a tensor. uploads, downloads: numbers of copies that did not make the host wait when they
     were started. blocking_uploads: uploads from host memory that the device cannot copy from by
-    itself. total_bytes: its memory."""
+    itself. total_bytes: its memory. is_mapped: whether there is memory behind an address; None =
+    always. place: returns memory for a new tensor of so many bytes, or None if there is none;
+    None = it stays where it is."""
 
     current: FakeGPU | None = None
 
@@ -81,6 +83,8 @@ class FakeGPU(TorchFunctionMode):
         self.captured_bytes = 0  # by the graph that is being captured
         self.spare_bytes = 0  # that other graphs have and this one may use
         self.used_bytes = 0
+        self.is_mapped: Callable[[int], bool] | None = None
+        self.place: Callable[[int], Tensor | None] | None = None
         self._tensors: dict[int, int] = {}  # live tensors by the address of their memory
 
     def __enter__(self) -> FakeGPU:
@@ -101,6 +105,8 @@ class FakeGPU(TorchFunctionMode):
         on_device = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
         if on_device and name in HOST_READS:
             self._read(name)
+            with torch._C.DisableTorchFunction():
+                self.check_mapped(on_device)
             return function(*_to_host(args), **kwargs)
         if _is_sized_by_device(name, args, kwargs):
             self._read(name)
@@ -131,7 +137,26 @@ class FakeGPU(TorchFunctionMode):
             raise RuntimeError(
                 f"{name}: expected all tensors on the device, but one is on the host"
             )
-        return self._made(function(*args, **kwargs))
+        result = self._made(function(*args, **kwargs))
+        if self.is_mapped is not None:
+            self._check_access(name, on_device, result)
+        return result
+
+    def _check_access(self, name: str, given: Sequence[Tensor], result: Any) -> None:
+        """A view reads and writes nothing."""
+        with torch._C.DisableTorchFunction():
+            storages = {_storage(tensor) for tensor in given}
+            fresh = [tensor for tensor in _tensors(result) if _storage(tensor) not in storages]
+            writes = name == "__setitem__" or (name[-1:] == "_" and name[:2] != "__")
+            if fresh or (writes and name != "set_"):
+                self.check_mapped(given)
+
+    def check_mapped(self, tensors: Iterable[Tensor]) -> None:
+        """The device uses these tensors."""
+        if self.is_mapped is not None and not all(
+            self.is_mapped(tensor.data_ptr()) for tensor in tensors if tensor.numel()
+        ):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def _read(self, name: str) -> None:
         if self.is_capturing:
@@ -140,6 +165,9 @@ class FakeGPU(TorchFunctionMode):
 
     def _made(self, result: Any) -> Any:
         """Count the memory in use. That of graphs is counted when one has been captured."""
+        if self.place is not None and not self.is_capturing:
+            with torch._C.DisableTorchFunction():
+                result = self._placed(result)
         for tensor in _tensors(result):
             if isinstance(tensor, DeviceTensor):
                 with torch._C.DisableTorchFunction():
@@ -152,7 +180,7 @@ class FakeGPU(TorchFunctionMode):
                 if self.is_capturing:
                     more = max(0, self.captured_bytes + needed - self.spare_bytes)
                 if self.used_bytes + more > self.total_bytes:
-                    raise torch.OutOfMemoryError(f"the device has no {size} bytes left")
+                    self._refuse(size)
                 if is_new and self.is_capturing:
                     self.captured_bytes += size
                     continue
@@ -161,6 +189,31 @@ class FakeGPU(TorchFunctionMode):
                 weakref.finalize(tensor, self._gone, address, size)
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         return result
+
+    def _placed(self, value: Any) -> Any:
+        """Move new tensors to memory of the pool that is in use. The library counts that."""
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return type(value)(self._placed(part) for part in value)
+        if not isinstance(value, DeviceTensor) or not value.untyped_storage().nbytes():
+            return value
+        storage = value.untyped_storage()
+        if storage.data_ptr() in self._tensors:
+            return value
+        assert self.place is not None
+        data = self.place(storage.nbytes())
+        if data is None:
+            self._refuse(storage.nbytes())
+        data.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
+        place = value.storage_offset(), value.size(), value.stride()
+        moved = torch.empty(0, dtype=value.dtype).set_(data.untyped_storage(), *place)
+        self._tensors[_storage(moved)] = 1  # for good
+        return moved.as_subclass(DeviceTensor)
+
+    def _refuse(self, size: int) -> NoReturn:
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {size / 2**20:.2f} MiB. GPU 0 has a total "
+            f"capacity of {self.total_bytes / 2**20:.2f} MiB."
+        )
 
     def _gone(self, address: int, size: int) -> None:
         self._tensors[address] -= 1
@@ -391,6 +444,7 @@ class FakeGraph:
                 operator(num_rows)
                 continue
             with torch._C.DisableTorchFunction():
+                _gpu().check_mapped(_tensors((args, kwargs)))
                 again = operator(*args, **kwargs)
                 for old, new in zip(_tensors(out), _tensors(again), strict=True):
                     if old.data_ptr() != new.data_ptr():

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from pegboard_testing.fake_driver import install_driver
 from pegboard_testing.fake_gpu import TOTAL_BYTES, FakeGPU, Tape
 
 
@@ -68,6 +69,7 @@ def fake_torch_cuda(
             "is_available": lambda: True,
             "device_count": lambda: 1,
             "set_device": lambda index: None,
+            "current_device": lambda: 0,
             "mem_get_info": lambda: (TOTAL_BYTES - gpu.used_bytes, TOTAL_BYTES),
             "memory_reserved": lambda: gpu.used_bytes,
             "max_memory_reserved": lambda: max(gpu.peak_bytes, gpu.used_bytes),
@@ -82,6 +84,7 @@ def fake_torch_cuda(
             "synchronize": lambda: None,
             **more,
         }
+        install_driver(monkeypatch, gpu)
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(platform, "FAMILY", "privateuseone")

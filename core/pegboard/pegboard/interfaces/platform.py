@@ -4,6 +4,7 @@ chosen platform is broken, Pegboard never silently uses the CPU instead."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -58,6 +59,14 @@ class MemoryNumbers:
     total_bytes: int
     used_bytes: int
     peak_bytes: int
+
+    def shortage(self, what: str, asked: str, advice: str) -> str:
+        """Return the message of an error: something does not fit. asked: how much the part needs
+        that was asked for last. advice: the settings that help."""
+        return (
+            f"{what} not fit: a part of {asked} was asked for, and the device has "
+            f"{self.free_bytes / 2**30:.2f} of {self.total_bytes / 2**30:.2f} GiB free; {advice}"
+        )
 
 
 Trait = Literal["decode", "forward", "logits", "verify"]
@@ -182,6 +191,11 @@ class Platform(Protocol):
 
 class ReleasingPlatform(Protocol):
     """An optional addition to the Platform: it can give memory back while the engine sleeps."""
+
+    def releasable(self, part: str) -> AbstractContextManager[object]:
+        """Return a context. `release` gives the memory back that this thread allocates on the
+        device inside. Memory of different parts ("weights", "kv_cache") is apart. Raises
+        ConfigError if the device cannot do this."""
 
     def release(self, tensors: "Sequence[Tensor]", *, keep: bool) -> "Callable[[], None]":
         """Give the memory of these tensors back. Their addresses stay reserved. Call the returned

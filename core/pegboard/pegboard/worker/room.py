@@ -1,18 +1,38 @@
-"""How much memory of the device is left for the KV cache."""
+"""How much memory of the device is left for the KV cache, and what helps where there is too
+little."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from pegboard.config.schema import EngineConfig
-from pegboard.interfaces.platform import Recording, Replay, Trait
+from pegboard.errors import ConfigError
+from pegboard.interfaces.platform import Platform, Recording, Replay, Trait
 from pegboard.log import get_logger
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.parts import WorkerSetup
 
 log = get_logger(__name__)
+
+WEIGHTS = "the weights do", "raise tensor_parallel_size, or set quantization to one of fewer bits"
+STEPS = "a step does", "lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization"
+
+
+@contextmanager
+def explained(platform: Platform, what: str, advice: str) -> Iterator[None]:
+    """An error of torch's allocator becomes a ConfigError with the numbers and the settings that
+    help. what, advice: see `MemoryNumbers.shortage`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        size = re.search(r"allocate ([\d.]+ \w+)", str(error))
+        asked = size[1] if size is not None else "unknown size"
+        raise ConfigError(platform.memory().shortage(what, asked, advice)) from error
 
 
 class Ends:

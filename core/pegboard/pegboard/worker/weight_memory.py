@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,14 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.layers import Layer
 from pegboard.worker.loaded_model import LoadedModel
+from pegboard.worker.parts import WorkerSetup
+
+
+def releasable(setup: WorkerSetup, part: str) -> AbstractContextManager[object]:
+    """Return a context in which memory is taken that `WorkerSetup.platform` can release later, if
+    it can do so and the engine may sleep. part: see `ReleasingPlatform`."""
+    make = getattr(setup.platform, "releasable", None)
+    return make(part) if make is not None and setup.config.enable_sleep_mode else nullcontext()
 
 
 class WeightMemory:
@@ -52,6 +61,23 @@ class WeightMemory:
                     "sleep level 1"
                 )
         self._restore = self._sums = None
+
+
+def fall_asleep(
+    weights: WeightMemory,
+    level: int,
+    cache: Sequence[Tensor],
+    release: Callable[..., Callable[[], None]],
+) -> dict[str, Callable[[], None]]:
+    """Release the weights and the memory of the KV cache. Return what takes them again, by part. If
+    one cannot be released, the other is there, too."""
+    weights.sleep(level)
+    try:
+        restore = release(cache, keep=False)
+    except BaseException:
+        weights.wake_up()
+        raise
+    return {"weights": weights.wake_up, "kv_cache": restore}
 
 
 def _checksum(area: Tensor) -> int:

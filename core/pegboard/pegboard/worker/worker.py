@@ -54,11 +54,11 @@ from pegboard.worker.parts import (
     take_device,
 )
 from pegboard.worker.recordings import mode_of
-from pegboard.worker.room import left_for_cache, models_to_record
+from pegboard.worker.room import STEPS, WEIGHTS, explained, left_for_cache, models_to_record
 from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.shared_rows import make_shared_rows
 from pegboard.worker.stages import TRAITS
-from pegboard.worker.weight_memory import WeightMemory
+from pegboard.worker.weight_memory import WeightMemory, fall_asleep, releasable
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
@@ -146,17 +146,18 @@ class Worker:
             else None
         )
         draft = self.plan.draft
-        target = LoadedModel(
-            self.setup,
-            self.plan.checkpoint,
-            lora=lora,
-            layers=range(1) if config.mm_encoder_only else None,
-            taps=draft.taps if draft is not None else (),
-            quantization=config.quantization,
-        )
-        self.models.append(target)
-        if draft is not None:
-            self.models.append(load_draft(self.setup, draft, target))
+        with explained(self.setup.platform, *WEIGHTS), releasable(self.setup, "weights"):
+            target = LoadedModel(
+                self.setup,
+                self.plan.checkpoint,
+                lora=lora,
+                layers=range(1) if config.mm_encoder_only else None,
+                taps=draft.taps if draft is not None else (),
+                quantization=config.quantization,
+            )
+            self.models.append(target)
+            if draft is not None:
+                self.models.append(load_draft(self.setup, draft, target))
 
     def load(self) -> WorkerReady:
         """Take the device, build the models and load their weights. Raises ModelError, ConfigError
@@ -167,7 +168,8 @@ class Worker:
                 free_bytes = self.setup.platform.memory().free_bytes
                 free_bytes *= self.setup.ranks.tensor.size  # each rank holds a share
                 check_memory(model.declared, model.checkpoint, model.quantization, free_bytes)
-                model.load()
+                with explained(self.setup.platform, *WEIGHTS), releasable(self.setup, "weights"):
+                    model.load()
             if (eplb := eplb_config(self.config)) is not None:
                 layers = [layer for model in self.models for layer in model.layers]
                 self.balance = ExpertBalance(
@@ -234,7 +236,7 @@ class Worker:
 
     def _try(self, *steps: Batch) -> None:
         """Run steps, in which what plugins return is checked."""
-        with checked(self.running):
+        with checked(self.running), explained(self.setup.platform, *STEPS):
             for batch in steps:
                 self.running.run(batch)()
 
@@ -248,7 +250,8 @@ class Worker:
         groups = [part_of_group(group, specs) for group in kv_plan.groups]
         kv_plan = msgspec.structs.replace(kv_plan, groups=tuple(groups))
         platform = self.setup.platform
-        views = memory.allocate(kv_plan, platform.zeros, platform.memory().total_bytes)
+        with releasable(self.setup, "kv_cache"):
+            views = memory.allocate(kv_plan, platform.zeros, platform.memory().total_bytes)
         self._bind(
             kv_plan,
             views,
@@ -313,7 +316,8 @@ class Worker:
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
         """Run one step. The returned callable waits for its result. The next step may be run before
         that."""
-        with blame(None, self.registry.modules):
+        platform = self.setup.platform
+        with blame(None, self.registry.modules), explained(platform, *STEPS):
             finish = self.running.run(batch, masks)
             if self.balance is not None and batch.num_rows:
                 self.balance.end_step()
@@ -382,11 +386,8 @@ class Worker:
         if self.balance is not None:
             self.balance.restore()
         weights = WeightMemory(self.models, release)
-        weights.sleep(level)
-        self.asleep = {
-            "weights": weights.wake_up,
-            "kv_cache": release(memory.tensors_of(self.running.parts.views), keep=False),
-        }
+        cache = memory.tensors_of(self.running.parts.views)
+        self.asleep = fall_asleep(weights, level, cache, release)
 
     def wake_up(self, tags: list[str]) -> None:
         """Take the memory of these parts again, "weights" or "kv_cache". The KV cache is zero."""

@@ -9,6 +9,7 @@ import mmap
 import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,10 @@ class CPUPlatform:
                 f"({error}); lower kv_cache_memory_bytes"
             ) from error
         return torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes)
+
+    def releasable(self, part: str) -> AbstractContextManager[object]:
+        """Any memory can be released."""
+        return nullcontext()
 
     def release(self, tensors: "Sequence[torch.Tensor]", *, keep: bool) -> Callable[[], None]:
         """Drop the pages, as `pegboard_platform_cpu.release` says."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pegboard_gpus.driver import CUDADriver
 from pegboard_gpus.platform import GPUPlatform
 
 
@@ -12,6 +13,7 @@ class CUDAPlatform(GPUPlatform):
 
     kind = "CUDA"
     repair = "check the driver with nvidia-smi, install a torch for its version of CUDA"
+    driver = CUDADriver
 
     def has_bfloat16(self) -> bool:
         return torch.cuda.get_device_capability() >= (8, 0)

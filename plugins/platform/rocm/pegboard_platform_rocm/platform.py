@@ -6,6 +6,7 @@ import re
 
 import torch
 
+from pegboard_gpus.driver import HIPDriver
 from pegboard_gpus.platform import GPUPlatform
 
 ARCHITECTURE = re.compile(r"gfx(\d+)([0-9a-f])([0-9a-f])")
@@ -24,6 +25,7 @@ class ROCmPlatform(GPUPlatform):
 
     kind = "ROCm"
     repair = "check the driver with rocm-smi, install a torch for ROCm"
+    driver = HIPDriver
 
     def is_usable(self) -> bool:
         return torch.version.hip is not None and super().is_usable()
