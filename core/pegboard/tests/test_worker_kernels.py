@@ -9,7 +9,7 @@ import torch
 
 from pegboard import ops
 from pegboard.errors import ModelError, PluginBroken
-from pegboard.interfaces.kernel import KernelSpec
+from pegboard.interfaces.kernel import KernelNeed, KernelSpec
 from pegboard.worker.kernels import choose_kernels
 from pegboard_testing.fake_parts import fake_worker_registry
 
@@ -42,7 +42,8 @@ def _specs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chosen(dtype: str = "float32", **kernels: str):  # type: ignore[no-untyped-def]
     values = {name: f"pegboard_testing.fake_parts:{spec}" for name, spec in kernels.items()}
-    return choose_kernels(fake_worker_registry(GPU, **values), platform="fake", dtype=dtype)
+    need = KernelNeed(platform="fake", dtype=dtype)
+    return choose_kernels(fake_worker_registry(GPU, **values), need)
 
 
 def test_a_plugin_is_taken_where_it_suits_and_the_reference_elsewhere() -> None:

@@ -370,6 +370,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enforce_eager: Annotated[bool, doc("Do not record and replay the forward", is_common=True)] = (
         False
     )
+    batch_invariant: Annotated[
+        bool, doc("Results have the same bits in every batch; needs plugins that can, and is slower")
+    ] = False
     logits_processors: Annotated[
         list[str] | None, doc("Logits processor plugins or classes (module:Class), in order")
     ] = None
