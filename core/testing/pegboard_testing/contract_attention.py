@@ -34,10 +34,11 @@ from pegboard.interfaces.attention import (
     KVPlan,
     Window,
 )
-from pegboard.interfaces.spec import Multiple, unmet
+from pegboard.interfaces.spec import BATCH_INVARIANT, Multiple, unmet
 from pegboard.worker import memory
 from pegboard.worker.buffers import Buffer
 from pegboard.worker.cross_inputs import CrossInputs
+from pegboard_testing.contract_invariance import by_token
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.key_parts import Share, joined
 
@@ -168,7 +169,10 @@ class Trial:
     """A backend whose new cache contains garbage, rows of random queries, keys and values in
     shuffled blocks, and the same data in plain tensors for the reference. stored: the type of the
     cache, which holds all keys and values exactly; None = dtype. items: of each row, the first
-    positions of its items and those after their ends."""
+    positions of its items and those after their ends. is_invariant: the backend is built for batch
+    invariance."""
+
+    is_invariant = False
 
     def __init__(
         self,
@@ -228,7 +232,14 @@ class Trial:
             max_num_seqs=len(lengths),
             max_model_len=max(lengths),
         )
-        setup = AttentionSetup(self.layers, dtype, self.device, limits, torch.get_num_threads())
+        setup = AttentionSetup(
+            self.layers,
+            dtype,
+            self.device,
+            limits,
+            torch.get_num_threads(),
+            batch_invariant=self.is_invariant,
+        )
         self.backend = contract.backend(setup)
         owners = [layer for layer in self.layers if layer.shares_kv_with is None]
         spec = self.backend.kv_spec(owners[0], stored or dtype)
@@ -401,6 +412,10 @@ def random_steps(
             pieces.append(Piece(row, done[row], stop))
             done[row] = stop
         yield sorted(pieces, key=lambda piece: piece.stop - piece.start > 1)
+
+
+class InvariantTrial(Trial):
+    is_invariant = True
 
 
 class AttentionContract:
@@ -649,6 +664,33 @@ class AttentionContract:
             outputs = first.step(pieces)
             again = second.step(pieces)
             assert all(torch.equal(outputs[index], again[index]) for index in outputs)
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_a_token_has_the_same_bits_in_every_step(self, seed: int) -> None:
+        """With batch invariance: its row may be computed as a whole, in pieces, and alone."""
+        if BATCH_INVARIANT not in self.spec.flags:
+            pytest.skip("batch_invariant is not declared")
+        rng = np.random.default_rng(400 + seed)
+        layers = self.random_layers(rng)
+        block_size = int(rng.choice(self.some("block_size", [16, 32])))
+        stored = str(rng.choice(self.some("kv_dtype", ["float32", "bfloat16", "int8"])))
+        lengths = [1, 300, 40, 17, 280]
+        whole = [[Piece(row, 0, length) for row, length in enumerate(lengths)]]
+        alone = [
+            [Piece(row, start, min(start + 23, length))]
+            for row, length in enumerate(lengths)
+            for start in range(0, length, 23)
+        ]
+        results = []
+        for steps in (whole, alone, random_steps(rng, lengths)):
+            trial = InvariantTrial(self, layers, block_size, lengths, seed, "float32", stored)
+
+            def run(pieces: Any, trial: Trial = trial) -> Tensor:
+                return torch.cat(list(trial.step(pieces).values()), -1)
+
+            results.append(by_token(lengths, steps, run))
+        for result in results[1:]:
+            assert all(map(torch.equal, result, results[0])), (layers, stored)
 
     def test_tokens_without_a_slot_are_not_stored(self) -> None:
         """Slot −1 writes nothing: the blocks of such a row keep every byte, and other rows are not
