@@ -12,10 +12,6 @@ import torch
 
 from pegboard import LLM, SamplingParams
 from pegboard.errors import PegboardError
-from pegboard.interfaces.kernel import KernelNeed
-from pegboard.ops import INVARIANT, OPS, REFERENCES
-from pegboard.worker.kernels import choose_kernels
-from pegboard_testing.fake_parts import fake_worker_registry
 
 LONG = {"max_position_embeddings": 512}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
@@ -117,3 +113,17 @@ def test_every_batch_gives_the_same_bits(
     chunks = open_llm(directory, **small)
     assert answers(chunks, [5, 4, 1, 0, 2, 3], together=True) == expected, "in chunks"
     assert answers(chunks, range(6), together=False) == expected, "in chunks, alone"
+
+
+def test_what_depends_on_the_batch_is_refused(
+    write: Callable[..., Any], open_llm: Callable[..., LLM]
+) -> None:
+    directory = write("llama").directory
+    refusal = (
+        "attention 'cpu_paged' was asked for but is unsuitable.*lacks the flag batch_invariant"
+    )
+    with pytest.raises(PegboardError, match=refusal):
+        open_llm(directory, batch_invariant=True, block_size=16, attention_backend="cpu_paged")
+    other = write("helium", folder="helium", head_dim=16).directory
+    with pytest.raises(PegboardError, match="(?s)no plugin of kind 'model'.*batch_invariant"):
+        open_llm(other, batch_invariant=True)

@@ -34,11 +34,10 @@ from pegboard.interfaces.attention import (
     KVPlan,
     Window,
 )
-from pegboard.interfaces.spec import BATCH_INVARIANT, Multiple, unmet
+from pegboard.interfaces.spec import Multiple, unmet
 from pegboard.worker import memory
 from pegboard.worker.buffers import Buffer
 from pegboard.worker.cross_inputs import CrossInputs
-from pegboard_testing.contract_invariance import by_token
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.key_parts import Share, joined
 
@@ -414,10 +413,6 @@ def random_steps(
         yield sorted(pieces, key=lambda piece: piece.stop - piece.start > 1)
 
 
-class InvariantTrial(Trial):
-    is_invariant = True
-
-
 class AttentionContract:
     """Every attention backend passes these. Override `spec` and `backend`, and `device` if it does
     not run on the CPU. long_row: tokens of a row that is long enough to be cut into ranges."""
@@ -664,33 +659,6 @@ class AttentionContract:
             outputs = first.step(pieces)
             again = second.step(pieces)
             assert all(torch.equal(outputs[index], again[index]) for index in outputs)
-
-    @pytest.mark.parametrize("seed", range(6))
-    def test_a_token_has_the_same_bits_in_every_step(self, seed: int) -> None:
-        """With batch invariance: its row may be computed as a whole, in pieces, and alone."""
-        if BATCH_INVARIANT not in self.spec.flags:
-            pytest.skip("batch_invariant is not declared")
-        rng = np.random.default_rng(400 + seed)
-        layers = self.random_layers(rng)
-        block_size = int(rng.choice(self.some("block_size", [16, 32])))
-        stored = str(rng.choice(self.some("kv_dtype", ["float32", "bfloat16", "int8"])))
-        lengths = [1, 300, 40, 17, 280]
-        whole = [[Piece(row, 0, length) for row, length in enumerate(lengths)]]
-        alone = [
-            [Piece(row, start, min(start + 23, length))]
-            for row, length in enumerate(lengths)
-            for start in range(0, length, 23)
-        ]
-        results = []
-        for steps in (whole, alone, random_steps(rng, lengths)):
-            trial = InvariantTrial(self, layers, block_size, lengths, seed, "float32", stored)
-
-            def run(pieces: Any, trial: Trial = trial) -> Tensor:
-                return torch.cat(list(trial.step(pieces).values()), -1)
-
-            results.append(by_token(lengths, steps, run))
-        for result in results[1:]:
-            assert all(map(torch.equal, result, results[0])), (layers, stored)
 
     def test_tokens_without_a_slot_are_not_stored(self) -> None:
         """Slot −1 writes nothing: the blocks of such a row keep every byte, and other rows are not

@@ -1,11 +1,10 @@
 """What plugins with the flag "batch_invariant" keep: a token has the same bits in every step. The
-contracts of attention and of float weights call these functions, and so do tests of other
-products."""
+contract of float weights calls these functions, and so do tests of other products. Attention has
+`contract_invariant_attention`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -35,15 +34,3 @@ def check_experts(
     for row, owner in enumerate(owners.tolist()):
         alone = (torch.arange(len(counts) + 1) > owner).int()
         assert torch.equal(call(x[row : row + 1], alone)[0], expected[row]), f"row {row} alone"
-
-
-def by_token(
-    lengths: Sequence[int], steps: Iterable[Sequence[Any]], run: Callable[[Any], Tensor]
-) -> list[Tensor]:
-    """Run steps, each a list of pieces of rows. Return the result [length, …] of each row."""
-    parts: list[list[Tensor]] = [[] for _ in lengths]
-    for pieces in steps:
-        counts = [piece.stop - piece.start for piece in pieces]
-        for piece, part in zip(pieces, run(pieces).split(counts), strict=True):
-            parts[piece.row].append(part)
-    return [torch.cat(part) for part in parts]

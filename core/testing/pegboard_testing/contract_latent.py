@@ -33,7 +33,7 @@ from pegboard.interfaces.attention import (
     Latent,
     SparseIndex,
 )
-from pegboard.interfaces.spec import BATCH_INVARIANT, unmet
+from pegboard.interfaces.spec import unmet
 from pegboard.worker import memory
 from pegboard_testing.contract_attention import (
     FLOAT8,
@@ -43,7 +43,6 @@ from pegboard_testing.contract_attention import (
     nearest,
     random_steps,
 )
-from pegboard_testing.contract_invariance import by_token
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.key_parts import Share, joined
 
@@ -231,10 +230,6 @@ class LatentTrial(Trial):
         return rank < top_k
 
 
-class InvariantLatentTrial(LatentTrial):
-    is_invariant = True
-
-
 class PartLatentTrial(PartTrial, LatentTrial):
     """The same of latents."""
 
@@ -306,26 +301,6 @@ class LatentContract:
             trial, [Piece(row, 0, length - 1) for row, length in enumerate(lengths) if length > 1]
         )
         self.check(trial, [Piece(row, length - 1, length) for row, length in enumerate(lengths)])
-
-    @pytest.mark.parametrize("stored", STORED)
-    def test_a_token_has_the_same_bits_in_every_step(self, stored: str) -> None:
-        """With batch invariance: its row may be computed as a whole, in pieces, and alone."""
-        if BATCH_INVARIANT not in self.spec.flags:
-            pytest.skip("batch_invariant is not declared")
-        lengths = [1, 150, 40, 280]
-        layer = latent_layer(6, 64, 16, 16, 24)
-        whole = [[Piece(row, 0, length) for row, length in enumerate(lengths)]]
-        alone = [
-            [Piece(row, start, min(start + 23, length))]
-            for row, length in enumerate(lengths)
-            for start in range(0, length, 23)
-        ]
-        results = []
-        for steps in (whole, alone, random_steps(np.random.default_rng(5), lengths)):
-            trial = InvariantLatentTrial(self, layer, self.block_sizes[0], lengths, 11, stored)
-            results.append(by_token(lengths, steps, trial.run))
-        for result in results[1:]:
-            assert all(map(torch.equal, result, results[0]))
 
     @pytest.mark.parametrize("stored", STORED)
     def test_parts_of_the_keys_give_the_whole(self, stored: str) -> None:

@@ -1,5 +1,5 @@
-"""What the specs declare as batch invariant gives a token the same bits in every step. Attention and
-float weights have this in their contracts, adapters in test_lora.py."""
+"""What the specs declare as batch invariant gives a token the same bits in every step. Attention
+and float weights have this in their contracts, adapters in test_lora.py."""
 
 from __future__ import annotations
 

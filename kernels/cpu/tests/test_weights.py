@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_kernel_cpu.block_weight import NativeBlockWeight
-from pegboard_kernel_cpu.float_weight import InvariantFloatWeight, TYPES, NativeFloatWeight
+from pegboard_kernel_cpu.float_weight import TYPES, InvariantFloatWeight, NativeFloatWeight
 from pegboard_kernel_cpu.library import library
 
 from pegboard.errors import ModelError

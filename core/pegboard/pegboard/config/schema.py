@@ -371,7 +371,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         False
     )
     batch_invariant: Annotated[
-        bool, doc("Results have the same bits in every batch; needs plugins that can, and is slower")
+        bool,
+        doc("Results have the same bits in every batch; needs plugins that can, and is slower"),
     ] = False
     logits_processors: Annotated[
         list[str] | None, doc("Logits processor plugins or classes (module:Class), in order")

@@ -21,9 +21,10 @@ class KernelSpec(Spec):
 
     An op is a function with the signature of its reference. A weight format is a class with the
     methods of its reference. A recorder is a class that is built without arguments. flags:
-    "recorder" = it is one. "batch_invariant": see `spec.BATCH_INVARIANT`. declares: True if the op or weight format is new. This implementation
-    then defines its meaning, and all others are compared with it. Only one plugin may declare a
-    name, and none may declare a name that core declares.
+    "recorder" = it is one. "batch_invariant": see `spec.BATCH_INVARIANT`. declares: True if the op
+    or weight format is new. This implementation then defines its meaning, and all others are
+    compared with it. Only one plugin may declare a name, and none may declare a name that core
+    declares.
     """
 
     FLAGS = frozenset({"recorder", BATCH_INVARIANT})

@@ -38,8 +38,8 @@ class ModelSpec(Spec):
     `EncoderDecoder`, and each prompt has one item, which it encodes. "whole_items" = the tokens of
     an item attend to all of it, so no step computes only the first part of it. An item with other
     tokens between its rows counts as several. "whole_prompt" = the tokens of a prompt attend to all
-    of it. The layers of both are built with `Build.sees_items`. "batch_invariant" = so is all that it computes
-    itself, if its layers are (see `spec.BATCH_INVARIANT`).
+    of it. The layers of both are built with `Build.sees_items`. "batch_invariant" = so is all that
+    it computes itself, if its layers are (see `spec.BATCH_INVARIANT`).
     """
 
     FLAGS = frozenset(

@@ -31,8 +31,9 @@ class Spec:
     tier: rank class, vendor > tuned > portable > reference.
     supports: compared with the kind's Need key by key, see `unmet`.
     flags: words from the kind's closed list, `FLAGS`. A word, or a key of `supports`, that the kind
-    does not know is an error. BATCH_INVARIANT, of the kinds that compute: see there. replaces: qualified names ("distribution:name") of plugins that it
-    wants to replace. The operator must also set `override`.
+    does not know is an error. BATCH_INVARIANT, of the kinds that compute: see there.
+    replaces: qualified names ("distribution:name") of plugins that it wants to replace. The
+    operator must also set `override`.
     """
 
     api: str
@@ -67,8 +68,11 @@ class Need:
         """Return the fields that ask for something of `Spec.supports`: all but `platform`, which is
         compared with `Spec.platforms`, and `batch_invariant`, which is compared with
         `Spec.flags`."""
-        others = ("platform", BATCH_INVARIANT)
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
+        values = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("platform", BATCH_INVARIANT)
+        }
         return {
             name: value
             for name, value in values.items()

@@ -123,9 +123,7 @@ def make_ranks(
     if config.num_ranks == 1:
         return groups_of(config, 0, lambda group, ranks: None)
     hosts = -(-place.ranks // place.local_ranks)
-    need = CollectiveNeed(
-        platform=platform, hosts=hosts, batch_invariant=config.batch_invariant
-    )
+    need = CollectiveNeed(platform=platform, hosts=hosts, batch_invariant=config.batch_invariant)
     entry = registry.choose("collective", need).require()
 
     def connect(group: str, ranks: Sequence[int]) -> Collective | None:
