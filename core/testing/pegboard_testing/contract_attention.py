@@ -226,16 +226,15 @@ class Trial:
                     self._reference_cache(self.k[index]),
                     self._reference_cache(self.v[index]),
                 )
-        limits = fake_limits(
-            max_num_batched_tokens=sum(lengths),
-            max_num_seqs=len(lengths),
-            max_model_len=max(lengths),
-        )
         setup = AttentionSetup(
             self.layers,
             dtype,
             self.device,
-            limits,
+            fake_limits(
+                max_num_batched_tokens=sum(lengths),
+                max_num_seqs=len(lengths),
+                max_model_len=max(lengths),
+            ),
             torch.get_num_threads(),
             batch_invariant=self.is_invariant,
         )
