@@ -463,6 +463,7 @@ def test_variables_of_vllm(monkeypatch, caplog):
     for name, value in {
         "VLLM_API_KEY": "secret",
         "VLLM_LOGGING_LEVEL": "warning",
+        "VLLM_BATCH_INVARIANT": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1.5",
         "VLLM_LOGGING_CONFIG_PATH": "log.json",
         "VLLM_USE_V1": "1",
@@ -485,6 +486,7 @@ def test_variables_of_vllm(monkeypatch, caplog):
         settings.sources["kv_cache_memory_bytes"]
         == "the environment variable VLLM_CPU_KVCACHE_SPACE"
     )
+    assert settings.engine.batch_invariant
     assert env.api_key() == "secret" and env.log_level() == "WARNING"
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 3 and "secret" not in " ".join(told)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pegboard import ops
-from pegboard.errors import ModelError, PluginBroken
-from pegboard.interfaces.kernel import KernelSpec
+from pegboard.errors import ConfigError, ModelError, PluginBroken
+from pegboard.interfaces.kernel import KernelNeed, KernelSpec
 from pegboard.worker.kernels import choose_kernels
 from pegboard_testing.fake_parts import fake_worker_registry
 
@@ -17,6 +17,7 @@ GPU = "pegboard_testing.fake_gpu:FAKE_GPU"
 FAST = KernelSpec(
     api="1.0", implementation="math:sqrt", tier="tuned", supports={"dtype": {"float32"}}
 )
+STEADY = replace(FAST, tier="portable", flags=frozenset({"batch_invariant"}))
 OWN = KernelSpec(
     api="1.0",
     implementation="math:hypot",
@@ -36,13 +37,14 @@ RECORDS = KernelSpec(
 @pytest.fixture(autouse=True)
 def _specs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the specs above where the entry points find them."""
-    for name in ("FAST", "OWN", "ELSEWHERE", "RECORDS"):
+    for name in ("FAST", "STEADY", "OWN", "ELSEWHERE", "RECORDS"):
         monkeypatch.setattr("pegboard_testing.fake_parts." + name, globals()[name], raising=False)
 
 
-def chosen(dtype: str = "float32", **kernels: str):  # type: ignore[no-untyped-def]
+def chosen(dtype: str = "float32", invariant: bool = False, **kernels: str):  # type: ignore[no-untyped-def]
     values = {name: f"pegboard_testing.fake_parts:{spec}" for name, spec in kernels.items()}
-    return choose_kernels(fake_worker_registry(GPU, **values), platform="fake", dtype=dtype)
+    need = KernelNeed(platform="fake", dtype=dtype, batch_invariant=invariant)
+    return choose_kernels(fake_worker_registry(GPU, **values), need)
 
 
 def test_a_plugin_is_taken_where_it_suits_and_the_reference_elsewhere() -> None:
@@ -93,3 +95,34 @@ def test_every_reference_has_the_name_it_is_chosen_by() -> None:
     assert torch.equal(
         ops.REFERENCES["float_weight"]((2, 3), torch.float32, "cpu").plain(), torch.zeros(2, 3)
     )
+
+
+def test_batch_invariance_is_refused_where_nothing_has_it() -> None:
+    """Layers that need another op are not affected. A reference that computes number by number
+    has it."""
+    import math
+
+    kernels = chosen(invariant=True, rope__fast="FAST", rms_norm__fast="FAST", wave__plain="OWN")
+    assert kernels["rope"] is ops.rope
+    with pytest.raises(ConfigError, match="no kernel plugin is installed for 'float_weight'"):
+        kernels["float_weight"]
+    for name in ("rms_norm", "wave"):
+        with pytest.raises(
+            ConfigError,
+            match=f"batch_invariant: no kernel plugin computes '{name}' so .*\n.*\n.*need: .*"
+            "batch_invariant=True.*\n.*unsuitable .*it lacks the flag batch_invariant",
+        ):
+            kernels[name]
+    assert "rms_norm" not in kernels and kernels.get("sample_tokens") is None
+    assert chosen(invariant=True, any_name__at_all="RECORDS").replay is None
+    kernels = chosen(invariant=True, rms_norm__fast="FAST", rms_norm__steady="STEADY")
+    assert kernels["rms_norm"] is math.sqrt
+
+
+def test_invariant_references() -> None:
+    """They compute number by number, or copy."""
+    assert ops.REFERENCES.keys() > ops.INVARIANT
+    x = torch.randn(50, 64)
+    for name in ("silu_mul", "gelu_tanh_mul"):
+        op = ops.OPS[name]
+        assert torch.equal(op(x), torch.cat([op(x[i : i + 1]) for i in range(50)]))

@@ -168,7 +168,10 @@ class Trial:
     """A backend whose new cache contains garbage, rows of random queries, keys and values in
     shuffled blocks, and the same data in plain tensors for the reference. stored: the type of the
     cache, which holds all keys and values exactly; None = dtype. items: of each row, the first
-    positions of its items and those after their ends."""
+    positions of its items and those after their ends. is_invariant: the backend is built for batch
+    invariance."""
+
+    is_invariant = False
 
     def __init__(
         self,
@@ -223,12 +226,18 @@ class Trial:
                     self._reference_cache(self.k[index]),
                     self._reference_cache(self.v[index]),
                 )
-        limits = fake_limits(
-            max_num_batched_tokens=sum(lengths),
-            max_num_seqs=len(lengths),
-            max_model_len=max(lengths),
+        setup = AttentionSetup(
+            self.layers,
+            dtype,
+            self.device,
+            fake_limits(
+                max_num_batched_tokens=sum(lengths),
+                max_num_seqs=len(lengths),
+                max_model_len=max(lengths),
+            ),
+            torch.get_num_threads(),
+            batch_invariant=self.is_invariant,
         )
-        setup = AttentionSetup(self.layers, dtype, self.device, limits, torch.get_num_threads())
         self.backend = contract.backend(setup)
         owners = [layer for layer in self.layers if layer.shares_kv_with is None]
         spec = self.backend.kv_spec(owners[0], stored or dtype)

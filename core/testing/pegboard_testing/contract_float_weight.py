@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pegboard.ops.linear import FloatWeight
+from pegboard_testing.contract_invariance import check_experts, check_rows
 
 
 class FloatWeightContract:
@@ -22,6 +23,8 @@ class FloatWeightContract:
     layout it is stored, and returns the values bit for bit."""
 
     weight_class: ClassVar[type[FloatWeight]]
+    is_invariant = False
+    """Whether the kernel has the flag "batch_invariant"."""
 
     def filled(self, values: torch.Tensor, is_table: bool = False) -> FloatWeight:
         """Return a finished weight with these values, [out, in], which multiplies float32."""
@@ -109,3 +112,14 @@ class FloatWeightContract:
         weight.plain().fill_(2.0)
         weight.finish()
         assert torch.equal(look_up(ids), torch.full((4, 8), 2.0))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    def test_a_row_has_the_same_bits_in_every_batch(self, dtype: torch.dtype) -> None:
+        if not self.is_invariant:
+            pytest.skip("batch_invariant is not declared")
+        generator = torch.Generator().manual_seed(1)
+        values = torch.randn(96, 700, generator=generator).to(dtype)
+        x = torch.randn(130, 700, generator=generator)
+        weight = self.filled(values)
+        check_rows(weight.bind(), x)
+        check_experts(weight.bind_experts(3, None), x, (30, 1, 99))

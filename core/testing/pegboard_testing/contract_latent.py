@@ -155,7 +155,14 @@ class LatentTrial(Trial):
             max_model_len=max(lengths),
         )
         self.backend = contract.backend(
-            AttentionSetup(self.layers, "float32", "cpu", limits, torch.get_num_threads())
+            AttentionSetup(
+                self.layers,
+                "float32",
+                "cpu",
+                limits,
+                torch.get_num_threads(),
+                batch_invariant=self.is_invariant,
+            )
         )
         spec = self.backend.kv_spec(layer, stored)
         block_bytes = spec.slot_bytes() * block_size

@@ -63,7 +63,9 @@ class NativeAttention:
         self.chunk = ENCODER if first.encoder else (first.chunk or 0) if len(chunks) == 1 else 0
         self.num_threads = self.library.num_threads
         self.most_pieces = (
-            -(-2 * PIECES_PER_THREAD * self.num_threads // self.num_kv_heads) + SHARED_PIECES
+            0
+            if setup.batch_invariant
+            else -(-2 * PIECES_PER_THREAD * self.num_threads // self.num_kv_heads) + SHARED_PIECES
         )
         self.views: Mapping[int, KVView] = {}
         self.block_size = 0

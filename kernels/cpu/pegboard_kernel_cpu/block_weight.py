@@ -206,7 +206,7 @@ class NativeBlockWeight(PackedWeight):
         return len(self._orders) - 1
 
     def bind(self) -> "NativeBlockLinear":
-        return NativeBlockLinear(self.segments, self.shape)
+        return self.linear(self.segments, self.shape)
 
     def group_bytes(self, segment: Segment) -> int:
         form = segment.format
@@ -219,7 +219,7 @@ class NativeBlockWeight(PackedWeight):
         )
 
     def linear(self, segments: Sequence[Segment], shape: tuple[int, int]) -> "NativeBlockLinear":
-        return NativeBlockLinear(segments, shape)
+        return NativeBlockLinear(segments, shape, has_tiles=not self.IS_INVARIANT)
 
     def together(self, experts: list[list[Segment]], bias: Tensor | None) -> NativeExperts | None:
         kinds = {
@@ -236,7 +236,10 @@ class NativeBlockWeight(PackedWeight):
                     None if bias is None else bias[expert, segments[0].start :].data_ptr()
                 )
             slices.append((segments[0].stop - segments[0].start, products))
-        return NativeExperts("experts_blocks", ExpertsBlocks, slices, _quantized, (experts, bias))
+        return NativeExperts("experts_blocks", ExpertsBlocks, slices, self._inputs, (experts, bias))
+
+    def _inputs(self, x: Tensor) -> tuple[dict[str, Tensor], list[Call]]:
+        return _quantized(x, has_tiles=not self.IS_INVARIANT)
 
     def form_of(self, segment: Segment, is_shared: bool) -> list[Any] | None:
         if segment.order is not None:
@@ -260,13 +263,22 @@ class NativeBlockWeight(PackedWeight):
         return dense
 
 
+class InvariantBlockWeight(NativeBlockWeight):
+    """Always multiplies integers, so that results do not depend on the batch."""
+
+    IS_INVARIANT = True
+
+
 class NativeBlockLinear:
     """[T, in] → [T, out]. Quantizes the activations once for each order of columns, and then
     multiplies them with every segment."""
 
-    def __init__(self, segments: Sequence[Segment], shape: tuple[int, int]) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], shape: tuple[int, int], *, has_tiles: bool
+    ) -> None:
         self.segments = list(segments)
         self.shape = shape
+        self.has_tiles = has_tiles
         self.orders = list({id(segment.order): segment.order for segment in segments}.values())
         self.is_padded = sum(segment.stop - segment.start for segment in segments) != shape[0]
 
@@ -277,7 +289,7 @@ class NativeBlockLinear:
             raise refusal("has rows without weights (a padded vocabulary)")
         reads: dict[int, dict[str, Tensor]] = {}
         for order in self.orders:
-            reads[id(order)], before = _quantized(x, order)
+            reads[id(order)], before = _quantized(x, order, has_tiles=self.has_tiles)
             calls += before
         out = new(x, self.shape[0])
         if self.is_padded:
@@ -305,7 +317,9 @@ def _arguments(segment: Segment, columns: int) -> LinearBlocks:
     )
 
 
-def _quantized(x: Tensor, order: Tensor | None = None) -> tuple[dict[str, Tensor], list[Call]]:
+def _quantized(
+    x: Tensor, order: Tensor | None = None, *, has_tiles: bool
+) -> tuple[dict[str, Tensor], list[Call]]:
     """Return x as the products read it, and the calls that must run before."""
     calls: list[Call] = []
     if type(x) is Value:
@@ -313,7 +327,8 @@ def _quantized(x: Tensor, order: Tensor | None = None) -> tuple[dict[str, Tensor
     else:
         parts = new_quantized(x)
         calls.append(quantize_call(x, order, fields_of(parts)))
-    return dict(zip(("x", "x_scales", "x_sums", "x_words"), parts, strict=False)), calls
+    names = ("x", "x_scales", "x_sums", "x_words")[: 4 if has_tiles else 3]
+    return dict(zip(names, parts, strict=False)), calls
 
 
 class NativeBlockLookup:

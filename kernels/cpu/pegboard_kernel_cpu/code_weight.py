@@ -182,7 +182,7 @@ class NativeCodeWeight(PackedWeight):
         )
 
     def bind(self) -> NativeCodeLinear:
-        return NativeCodeLinear(self.segments, self.shape)
+        return self.linear(self.segments, self.shape)
 
     def group_bytes(self, segment: Segment) -> int:
         form = segment.format
@@ -191,14 +191,16 @@ class NativeCodeWeight(PackedWeight):
         )
 
     def linear(self, segments: Sequence[Segment], shape: tuple[int, int]) -> NativeCodeLinear:
-        return NativeCodeLinear(segments, shape)
+        return NativeCodeLinear(segments, shape, self.IS_INVARIANT)
 
     def together(self, experts: list[list[Segment]], bias: Tensor | None) -> NativeExperts | None:
         if len({tuple((s.start, s.stop, *_kind(s)) for s in segments) for segments in experts}) > 1:
             return None
         slices = []
         for segments in zip(*experts, strict=True):
-            products = [_arguments(segment, self.shape[1]) for segment in segments]
+            products = [
+                _arguments(segment, self.shape[1], self.IS_INVARIANT) for segment in segments
+            ]
             for expert, product in enumerate(products):
                 product.bias = (
                     None if bias is None else bias[expert, segments[0].start :].data_ptr()
@@ -227,6 +229,12 @@ class NativeCodeWeight(PackedWeight):
             rows = NativeCodeLookup(segment, self.shape)(torch.arange(segment.stop - segment.start))
             dense[segment.start : segment.stop] = rows
         return dense
+
+
+class InvariantCodeWeight(NativeCodeWeight):
+    """Always decodes to memory, so that results do not depend on the batch."""
+
+    IS_INVARIANT = True
 
 
 def _prepare(start: int, rows: FloatCodes, columns: int) -> Prepared:
@@ -341,10 +349,13 @@ def _kind(segment: Segment) -> tuple[int, ...]:
     return form.bits, form.kind, form.scale_kind, form.block_size
 
 
-def _arguments(segment: Segment, columns: int) -> LinearCodes:
-    rows = segment.stop - segment.start
+def _arguments(segment: Segment, columns: int, is_invariant: bool) -> LinearCodes:
     return LinearCodes(
-        weight=segment.packed.data_ptr(), rows=rows, columns=columns, format=segment.format
+        weight=segment.packed.data_ptr(),
+        rows=segment.stop - segment.start,
+        columns=columns,
+        is_invariant=is_invariant,
+        format=segment.format,
     )
 
 
@@ -357,9 +368,12 @@ def _inputs(x: Tensor) -> tuple[dict[str, Tensor], list[Call]]:
 class NativeCodeLinear:
     """[T, in] → [T, out]."""
 
-    def __init__(self, segments: Sequence[Segment], shape: tuple[int, int]) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], shape: tuple[int, int], is_invariant: bool
+    ) -> None:
         self.segments = list(segments)
         self.shape = shape
+        self.is_invariant = is_invariant
         self.is_padded = sum(segment.stop - segment.start for segment in segments) != shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -371,7 +385,7 @@ class NativeCodeLinear:
         if self.is_padded:
             out.zero_()
         for segment in self.segments:
-            arguments = _arguments(segment, self.shape[1])
+            arguments = _arguments(segment, self.shape[1], self.is_invariant)
             columns = out if len(self.segments) == 1 else out[:, segment.start : segment.stop]
             calls.append(Call("linear_codes", arguments, reads, {"out": columns}, segment))
         submit(x, *calls)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pegboard.errors import ConfigError
 from pegboard.interfaces.quantization import ExpertMemory
 from pegboard.ops.linear import FloatWeight
 from pegboard_kernel_cpu.experts import NativeExperts
@@ -127,6 +128,16 @@ class NativeFloatWeight(FloatWeight):
 
     def tensors(self) -> list[Tensor]:
         return [form for form in (self._plain, self._packed) if form is not None]
+
+
+class InvariantFloatWeight(NativeFloatWeight):
+    """Refuses experts that torch would multiply, because those results depend on the batch."""
+
+    def _keep_plain(self) -> None:
+        raise ConfigError(
+            f"batch_invariant: experts of {self.shape[0]} rows together are computed only in whole "
+            f"groups of {GROUP} rows each"
+        )
 
 
 class NativeFloatLinear:

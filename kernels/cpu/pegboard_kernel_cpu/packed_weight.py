@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from pegboard.errors import ModelError
+from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.quantization import ExpertMemory, RepackEntry
 from pegboard.ops.experts import one_by_one
 from pegboard_kernel_cpu.repack import open_packed, store_packed
@@ -53,6 +53,8 @@ class PackedWeight:
     layout."""
     RUN: ClassVar[Any]
     """The named tuple that describes a run."""
+    IS_INVARIANT = False
+    """Whether the sums of a token have one order, in a step of any size."""
 
     def __init__(
         self,
@@ -194,6 +196,11 @@ class PackedWeight:
             if (segments := self._of_expert(expert * rows, (expert + 1) * rows))
         ]
         if len(experts) < num_experts:
+            if self.IS_INVARIANT:
+                raise ConfigError(
+                    f"batch_invariant: experts of {rows} rows are computed only in whole groups of "
+                    f"{GROUP} rows"
+                )
 
             def expanded(x: Tensor, expert: int) -> Tensor:
                 return torch.nn.functional.linear(

@@ -136,6 +136,7 @@ class LinearCodes(Structure):
         ("bias", c_void_p),
         ("rows", c_int64),
         ("columns", c_int64),
+        ("is_invariant", c_int64),
         ("format", CodeFormat),
     )
 

@@ -33,6 +33,7 @@ from pegboard_testing.contract_attention import (
 )
 from pegboard_testing.contract_encoder import EncoderContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_invariant_attention import InvariantAttentionContract
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -57,6 +58,10 @@ class TestNativeAttention(AttentionContract):
 
     def backend(self, setup: AttentionSetup) -> NativeAttention:
         return NativeAttention(None, setup)
+
+
+class TestInvariantNativeAttention(InvariantAttentionContract):
+    contract = TestNativeAttention()
 
 
 class TestNativeEncoders(EncoderContract):

@@ -15,6 +15,7 @@ from pegboard_kernel_cpu.plugin import MLA
 
 from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, Latent
 from pegboard_testing.contract_attention import Piece, random_steps
+from pegboard_testing.contract_invariant_attention import InvariantLatentContract
 from pegboard_testing.contract_latent import (
     STORED,
     LatentContract,
@@ -35,6 +36,10 @@ class TestNativeLatentAttention(LatentContract):
 
     def backend(self, setup: AttentionSetup) -> NativeLatentAttention:
         return NativeLatentAttention(None, setup)
+
+
+class TestInvariantLatentAttention(InvariantLatentContract):
+    contract = TestNativeLatentAttention()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_kernel_cpu.block_weight import NativeBlockWeight
-from pegboard_kernel_cpu.float_weight import TYPES, NativeFloatWeight
+from pegboard_kernel_cpu.float_weight import TYPES, InvariantFloatWeight, NativeFloatWeight
 from pegboard_kernel_cpu.library import library
 
 from pegboard.errors import ModelError
@@ -250,6 +250,11 @@ def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
     assert second.restore()
     assert torch.equal(first.bind()(x), second.bind()(x))
     assert torch.equal(first.dense(), second.dense())
+
+
+class TestInvariantFloatWeight(FloatWeightContract):
+    weight_class = InvariantFloatWeight
+    is_invariant = True
 
 
 class TestNativeFloatWeight(FloatWeightContract):

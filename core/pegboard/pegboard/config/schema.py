@@ -380,6 +380,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "can record so, else full"
         ),
     ] = None
+    batch_invariant: Annotated[
+        bool,
+        doc("Results have the same bits in every batch; needs plugins that can, and is slower"),
+    ] = False
     logits_processors: Annotated[
         list[str] | None, doc("Logits processor plugins or classes (module:Class), in order")
     ] = None

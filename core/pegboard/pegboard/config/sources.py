@@ -197,11 +197,13 @@ def parse_number(text: str) -> int:
 
 
 def coerced(setting: Setting, value: Any) -> Any:
-    """Convert text to the type of the setting: "4k" to a number, a single item to a list. Return
-    any other value unchanged."""
+    """Convert text to the type of the setting: "4k" to a number, "1" or "true" to True, a single
+    item to a list. Return any other value unchanged."""
     kinds = {get_origin(part) or part for part in (*get_args(setting.type), setting.type)}
     if isinstance(value, str) and list in kinds:
         return [value]
+    if isinstance(value, str) and bool in kinds:
+        return {"1": True, "true": True, "0": False, "false": False}.get(value.lower(), value)
     if isinstance(value, str) and int in kinds and str not in kinds:
         try:
             return parse_number(value)

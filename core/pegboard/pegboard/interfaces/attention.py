@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import BATCH_INVARIANT, Need, Spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,10 +37,11 @@ class AttentionSpec(Spec):
     to the end of their item (see `AttentionLayer`).
 
     flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of
-    `AttentionInputs` and memory that `plan` fills in place.
+    `AttentionInputs` and memory that `plan` fills in place. "batch_invariant" = it can be so (see
+    `spec.BATCH_INVARIANT`), and is if `AttentionSetup.batch_invariant` says so.
     """
 
-    FLAGS = frozenset({"replay"})
+    FLAGS = frozenset({"replay", BATCH_INVARIANT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +320,7 @@ class AttentionInputs:
 @dataclass(frozen=True, slots=True)
 class AttentionSetup:
     """layers: of this group. dtype: of activations. limits: of one step. kernels: bound ops by
-    name."""
+    name. batch_invariant: see `AttentionSpec`."""
 
     layers: tuple[AttentionLayer, ...]
     dtype: str
@@ -327,6 +328,7 @@ class AttentionSetup:
     limits: "Limits"
     num_threads: int = 1
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    batch_invariant: bool = False
 
 
 class AttentionBackend(Protocol):

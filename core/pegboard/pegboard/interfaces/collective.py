@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import BATCH_INVARIANT, Need, Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSpec(Spec):
-    """supports: `hosts` (AtMost(1) if all ranks must be on one host)."""
+    """supports: `hosts` (AtMost(1) if all ranks must be on one host). flags: "batch_invariant", see
+    `spec.BATCH_INVARIANT`."""
+
+    FLAGS = frozenset({BATCH_INVARIANT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

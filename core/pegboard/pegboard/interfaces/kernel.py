@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import BATCH_INVARIANT, Need, Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +21,13 @@ class KernelSpec(Spec):
 
     An op is a function with the signature of its reference. A weight format is a class with the
     methods of its reference. A recorder is a class that is built without arguments. flags:
-    "recorder" = it is one. declares: True if the op or weight format is new. This implementation
-    then defines its meaning, and all others are compared with it. Only one plugin may declare a
-    name, and none may declare a name that core declares.
+    "recorder" = it is one. "batch_invariant": see `spec.BATCH_INVARIANT`. declares: True if the op
+    or weight format is new. This implementation then defines its meaning, and all others are
+    compared with it. Only one plugin may declare a name, and none may declare a name that core
+    declares.
     """
 
-    FLAGS = frozenset({"recorder"})
+    FLAGS = frozenset({"recorder", BATCH_INVARIANT})
 
     declares: bool = False
 

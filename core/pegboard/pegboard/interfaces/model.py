@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pegboard.interfaces.spec import Spec
+from pegboard.interfaces.spec import BATCH_INVARIANT, Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,8 @@ class ModelSpec(Spec):
     `EncoderDecoder`, and each prompt has one item, which it encodes. "whole_items" = the tokens of
     an item attend to all of it, so no step computes only the first part of it. An item with other
     tokens between its rows counts as several. "whole_prompt" = the tokens of a prompt attend to all
-    of it. The layers of both are built with `Build.sees_items`.
+    of it. The layers of both are built with `Build.sees_items`. "batch_invariant" = so is all that
+    it computes itself, if its layers are (see `spec.BATCH_INVARIANT`).
     """
 
     FLAGS = frozenset(
@@ -50,6 +51,7 @@ class ModelSpec(Spec):
             "encoder_decoder",
             "whole_items",
             "whole_prompt",
+            BATCH_INVARIANT,
         }
     )
     parts: str | None = None

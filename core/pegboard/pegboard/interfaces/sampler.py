@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pegboard.interfaces.spec import Spec
+from pegboard.interfaces.spec import BATCH_INVARIANT, Spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerSpec(Spec):
-    """Samplers declare only what every spec declares."""
+    """flags: "batch_invariant", see `spec.BATCH_INVARIANT`. It holds for greedy requests and for
+    those with a seed."""
+
+    FLAGS = frozenset({BATCH_INVARIANT})
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,9 @@ class Spec:
     tier: rank class, vendor > tuned > portable > reference.
     supports: compared with the kind's Need key by key, see `unmet`.
     flags: words from the kind's closed list, `FLAGS`. A word, or a key of `supports`, that the kind
-    does not know is an error. replaces: qualified names ("distribution:name") of plugins that it
-    wants to replace. The operator must also set `override`.
+    does not know is an error. BATCH_INVARIANT, of the kinds that compute: see there.
+    replaces: qualified names ("distribution:name") of plugins that it wants to replace. The
+    operator must also set `override`.
     """
 
     api: str
@@ -49,17 +50,29 @@ class Spec:
     FLAGS: ClassVar[frozenset[str]] = frozenset()
 
 
+BATCH_INVARIANT = "batch_invariant"
+"""The flag of a plugin whose result for a token has the same bits in every batch: it depends on the
+token and on the tokens before it in its request, and on no other request, on no order of requests,
+and not on how the prompt was cut into steps or what of it was cached."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """What selection asks of a plugin. A kind that asks for more has a `<Kind>Need`. A field that
-    is None or False asks for nothing."""
+    is None or False asks for nothing. batch_invariant: the plugin must have the flag."""
 
     platform: str | None = None
+    batch_invariant: bool = False
 
     def wants(self) -> dict[str, Any]:
-        """Return the fields that ask for something, without `platform`, which is compared with
-        `Spec.platforms`."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "platform"}
+        """Return the fields that ask for something of `Spec.supports`: all but `platform`, which is
+        compared with `Spec.platforms`, and `batch_invariant`, which is compared with
+        `Spec.flags`."""
+        values = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("platform", BATCH_INVARIANT)
+        }
         return {
             name: value
             for name, value in values.items()

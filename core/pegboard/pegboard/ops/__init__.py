@@ -52,7 +52,14 @@ multiplied in."""
 
 REFERENCES = OPS | WEIGHT_FORMATS
 
+INVARIANT = frozenset(
+    {"rope", "silu_mul", "gelu_tanh_mul", "sort_by_expert", "expert_adapter_rows"}
+)
+"""The references whose results do not depend on the batch (see `spec.BATCH_INVARIANT`): they
+compute number by number, or copy. torch's products and sums are cut by the number of rows."""
+
 __all__ = [
+    "INVARIANT",
     "OPS",
     "REFERENCES",
     "WEIGHT_FORMATS",

@@ -345,7 +345,11 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
             "(auto_map in its config); without the setting, an installed model plugin runs the "
             "model"
         )
-    model = registry.choose("model", Need(), keys=checkpoint.architectures).require()
+    model = registry.choose(
+        "model",
+        Need(batch_invariant=settings.engine.batch_invariant),
+        keys=checkpoint.architectures,
+    ).require()
     check_quantization(
         registry, settings.engine.quantization, (checkpoint.quantization or {}).get("quant_method")
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pegboard.errors import PluginBroken, PluginError, PluginNotFound, PluginUnsuitable
 from pegboard.installed import Entry
-from pegboard.interfaces.spec import TIERS, Absent, Broken, Need, Spec, unmet
+from pegboard.interfaces.spec import BATCH_INVARIANT, TIERS, Absent, Broken, Need, Spec, unmet
 from pegboard.log import get_logger
 from pegboard.plugins.catalogue import Catalogue
 from pegboard.plugins.defaults import default_platforms
@@ -277,6 +277,8 @@ def _platforms_in_order(suited: Sequence[tuple[Entry, Spec]]) -> list[Entry]:
 
 def _suitable(entry: Entry, spec: Spec, need: Need) -> Candidate:
     reasons = unmet(spec.supports, need.wants())
+    if need.batch_invariant and BATCH_INVARIANT not in spec.flags:
+        reasons.append("its results depend on the batch: it lacks the flag batch_invariant")
     if not reasons and spec.suits:
         try:
             reasons = list(import_part(entry, spec.suits, "suits")(need))

@@ -153,7 +153,9 @@ class LoadedModel:
     ) -> tuple[Entry, Any]:
         """Build a model of one of these architectures. Return its plugin as well."""
         registry = self.setup.registry
-        need = Need(platform=self.setup.platform_name)
+        need = Need(
+            platform=self.setup.platform_name, batch_invariant=self.setup.config.batch_invariant
+        )
         entry = registry.choose("model", need, keys=architectures).require()
         if build.tensor.size > 1 and "tensor_parallel" not in registry.spec(entry).flags:
             raise ConfigError(
@@ -207,10 +209,17 @@ class LoadedModel:
             dtype=setup.activations,
             kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
             block_size=setup.limits.block_size,
+            batch_invariant=config.batch_invariant,
         )
         device = setup.device
         attention_setup = AttentionSetup(
-            (), setup.activations, device.name, setup.limits, device.num_threads, setup.kernels
+            (),
+            setup.activations,
+            device.name,
+            setup.limits,
+            device.num_threads,
+            setup.kernels,
+            config.batch_invariant,
         )
         every = (config.mamba_block_size or STATE_EVERY) if config.enable_prefix_caching else 0
         retain = State(checkpoint_every=every, takes_drafts=config.spec_method is not None)

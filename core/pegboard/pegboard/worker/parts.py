@@ -17,6 +17,7 @@ from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.collective import Collective, CollectiveNeed, CollectiveSetup
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup, Forwards
 from pegboard.interfaces.executor import Place
+from pegboard.interfaces.kernel import KernelNeed
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
 from pegboard.interfaces.platform import Device, Platform, PlatformSetup
@@ -102,7 +103,10 @@ def take_device(
     platform = registry.build(entry, PlatformSetup(config.num_threads, local_ranks))
     device = expect(platform.start(local_rank), Device, platform, "start")
     activations = device.activations or config.dtype
-    kernels = choose_kernels(registry, platform=entry.name, dtype=activations)
+    need = KernelNeed(
+        platform=entry.name, dtype=activations, batch_invariant=config.batch_invariant
+    )
+    kernels = choose_kernels(registry, need)
     ranks = make_ranks(registry, config, place, entry.name, device)
     if config.expert_engines > 1:
         engines = join_engines(registry, config, place, entry.name, device, meeting)
@@ -119,7 +123,7 @@ def make_ranks(
     if config.num_ranks == 1:
         return groups_of(config, 0, lambda group, ranks: None)
     hosts = -(-place.ranks // place.local_ranks)
-    need = CollectiveNeed(platform=platform, hosts=hosts)
+    need = CollectiveNeed(platform=platform, hosts=hosts, batch_invariant=config.batch_invariant)
     entry = registry.choose("collective", need).require()
 
     def connect(group: str, ranks: Sequence[int]) -> Collective | None:
@@ -148,7 +152,11 @@ def join_engines(
             "engines that share out experts must be on one host, but the ranks of this one are on "
             "several; remove enable_expert_parallel, or use an executor of one host"
         )
-    need = CollectiveNeed(platform=platform, hosts=2 if meeting.startswith("tcp:") else None)
+    need = CollectiveNeed(
+        platform=platform,
+        hosts=2 if meeting.startswith("tcp:") else None,
+        batch_invariant=config.batch_invariant,
+    )
     entry = registry.choose("collective", need).require()
     size = config.num_ranks
     every = range(config.expert_engines * size)
@@ -209,7 +217,7 @@ def groups_of(
 def choose_sampler(setup: WorkerSetup) -> Entry:
     """Return the sampler's entry."""
     name = setup.config.sampler or default_name("sampler")
-    need = Need(platform=setup.platform_name)
+    need = Need(platform=setup.platform_name, batch_invariant=setup.config.batch_invariant)
     return setup.registry.choose("sampler", need, explicit=name).require()
 
 

@@ -17,6 +17,7 @@ typedef struct {
 typedef struct {
     Plan *plan;
     int tile, window, chunk; /* tile: in tokens */
+    int start_step; /* the keys of an item start at a multiple of it */
     int most_shared, num_shared; /* tiles of members: allowed, and used so far */
     int num_families;
     Family families[MOST_FAMILIES];
@@ -73,7 +74,7 @@ static void add_row(Work *w, int row) {
     int start = plan->query_start_loc[row], num_tokens = plan->query_start_loc[row + 1] - start;
     for (int first = 0; first < num_tokens; first += w->tile) {
         int count = minimum(w->tile, num_tokens - first), last = last_key_in(plan, row, start + first + count - 1);
-        int from = first_key(position_in(plan, row, start + first), w->window, w->chunk) / KEY_STEP * KEY_STEP;
+        int from = first_key(position_in(plan, row, start + first), w->window, w->chunk) / w->start_step * w->start_step;
         add_item(w, row, first, count, from, stop_key(last, w->window, w->chunk, plan->seq_lens[row]));
     }
 }
@@ -122,11 +123,11 @@ static Item piece_of(const Item *whole, int split, int step) {
 }
 
 /* Fill plan->items. `most_splits`: number of pieces that a step may have in addition to its tiles, because the arrays have room
- * for no more. */
+ * for no more. With 0, a token gets the same bits in every step: its keys are not cut, and always taken in the same chunks. */
 EXPORT void attention_plan(Plan *plan, int32_t num_threads, int32_t num_kv_heads, int32_t group, int32_t window,
                            int32_t chunk, int32_t most_splits) {
     Work w = {.plan = plan, .tile = maximum(1, TILE / group), .window = window, .chunk = chunk,
-              .most_shared = most_splits / 2};
+              .start_step = most_splits ? KEY_STEP : CHUNK, .most_shared = most_splits / 2};
     cut_into_tiles(&w);
     int kept = 2 * w.num_shared; /* a part of that room is taken, because each of these tiles needs at least two pieces */
     int64_t num_tiles = w.num_items;

@@ -41,7 +41,7 @@ typedef struct {
     const int8_t *x; /* [tokens][columns] codes of the activations */
     const float *x_scales; /* [tokens][columns / 32] */
     const float *x_sums; /* [tokens][columns / 32][2], see quantize.h */
-    const uint16_t *x_words; /* the same activations as bfloat16 numbers, or NULL */
+    const uint16_t *x_words; /* the same activations as bfloat16 numbers; NULL = tiles do not multiply them */
     float *out; /* [tokens][rows] */
     int64_t out_stride;
     const uint8_t *weight; /* packed */
@@ -462,7 +462,7 @@ EXPORT void linear_blocks(const Step *step, Worker *worker, const void *argument
     const LinearBlocks *a = arguments;
     int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
 #if defined(__AMX_BF16__)
-    if (tokens >= LEAST_TILES) {
+    if (tokens >= LEAST_TILES && a->x_words) {
         const TileProduct product = tiles_of(a);
         tile_product(&product, tokens, worker);
         return;
@@ -502,7 +502,7 @@ EXPORT void experts_blocks(const Step *step, Worker *worker, const void *argumen
         a.weight = e->experts[rows.expert].weight;
         a.bias = e->experts[rows.expert].bias;
 #if defined(__AMX_BF16__)
-        if (rows.end - rows.start >= LEAST_TILES) {
+        if (rows.end - rows.start >= LEAST_TILES && a.x_words) {
             const TileProduct product = tiles_of(&a);
             tile_task(&product, rows.start, rows.end, rows.group, rows.stop);
             continue;

@@ -63,6 +63,7 @@ typedef struct {
     const uint8_t *weight; /* packed */
     const float *bias;     /* [rows] or NULL */
     int64_t rows, columns;
+    int64_t is_invariant; /* 1: the sums of a token have one order, in a step of any size */
     CodeFormat format;
 } LinearCodes;
 
@@ -299,7 +300,7 @@ static TileProduct tiles_of(const LinearCodes *a) {
 }
 
 /* Return whether tiles are faster for so many tokens. */
-INLINE int has_tiles(const LinearCodes *a, int64_t tokens) { return tokens >= LEAST_TILES && a->x_words; }
+INLINE int has_tiles(const LinearCodes *a, int64_t tokens) { return tokens >= LEAST_TILES && a->x_words && !a->is_invariant; }
 #endif
 
 /* Compute the results of the tokens [start, end) of `tokens` for the groups [group, stop). */
@@ -307,7 +308,7 @@ INLINE void groups_of(const LinearCodes *a, int64_t tokens, int64_t start, int64
                       int kind) {
     (void)tokens;
 #if defined(FEW)
-    if (tokens <= FEW(bits)) {
+    if (tokens <= FEW(bits) && !a->is_invariant) {
         const int64_t bytes = group_bytes(&a->format, a->columns);
         for (int64_t g = group; g < stop; g++) {
             const uint8_t *packed = a->weight + g * bytes;

@@ -2,6 +2,7 @@
 it can. Keys are chosen by an index on CPUs only."""
 
 from pegboard.interfaces.model import ModelSpec
+from pegboard.interfaces.spec import BATCH_INVARIANT
 
 GPUS = ("cuda", "rocm")
 
@@ -12,7 +13,7 @@ def _spec(implementation: str, *others: str) -> ModelSpec:
         api="1.0",
         implementation=implementation,
         platforms=frozenset({"cpu", *others}),
-        flags=frozenset({"tensor_parallel"}),
+        flags=frozenset({"tensor_parallel", BATCH_INVARIANT}),
     )
 
 

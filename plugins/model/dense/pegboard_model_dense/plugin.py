@@ -1,13 +1,14 @@
 """Specs of this package."""
 
 from pegboard.interfaces.model import ModelSpec
+from pegboard.interfaces.spec import BATCH_INVARIANT
 
 
 def _spec(place: str) -> ModelSpec:
     return ModelSpec(
         api="1.0",
         implementation=f"pegboard_model_dense.{place}",
-        flags=frozenset({"tensor_parallel"}),
+        flags=frozenset({"tensor_parallel", BATCH_INVARIANT}),
     )
 
 

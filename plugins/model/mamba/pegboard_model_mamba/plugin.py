@@ -2,13 +2,14 @@
 run on every platform."""
 
 from pegboard.interfaces.model import ModelSpec
+from pegboard.interfaces.spec import BATCH_INVARIANT
 
 
 def _spec(implementation: str) -> ModelSpec:
     return ModelSpec(
         api="1.0",
         implementation=f"pegboard_model_mamba.{implementation}",
-        flags=frozenset({"tensor_parallel"}),
+        flags=frozenset({"tensor_parallel", BATCH_INVARIANT}),
     )
 
 

@@ -52,7 +52,9 @@ def gather_logprobs(x: Tensor, chosen: Tensor, k: int, *, normalize: bool) -> Lo
     # Counting in float32 is exact below 2²⁴ and several times faster than counting in integers.
     ranks = 1 + torch.gt(x, values[:, :1], out=torch.empty_like(x)).sum(-1)
     if normalize:
-        values = values - x.logsumexp(-1, keepdim=True)
+        # torch cuts the sum of a single row into a part per thread, which would give other bits
+        rows = x.expand(2, -1) if len(x) == 1 else x
+        values = values - rows.logsumexp(-1, keepdim=True)[: len(x)]
     return Logprobs(
         ids.int().cpu().numpy(), values.float().cpu().numpy(), ranks.int().cpu().numpy()
     )

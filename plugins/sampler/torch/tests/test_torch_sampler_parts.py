@@ -186,6 +186,17 @@ def test_top_tokens_are_ordered_by_value_then_id(
     )
 
 
+def test_logprobs_of_a_row_have_the_same_bits_in_every_batch() -> None:
+    """The vocabulary is larger than what torch sums on one thread."""
+    x = torch.randn(5, 50_001) * 4
+    chosen = torch.arange(5)
+    found = gather_logprobs(x, chosen, 3, normalize=True).values
+    for row in range(5):
+        part = slice(row, row + 1)
+        alone = gather_logprobs(x[part], chosen[part], 3, normalize=True).values
+        assert (alone == found[part]).all()
+
+
 @quick
 @given(seeds, vocabularies, st.integers(-1, 30), st.booleans(), st.booleans())
 def test_gather_logprobs(seed: int, vocab_size: int, k: int, ties: bool, normalize: bool) -> None:

@@ -1,0 +1,129 @@
+"""With `batch_invariant`, a request has the same tokens and the same bits of its logprobs in every
+batch: alone or with others, in any order, with its prompt in one piece or in many, and with or
+without a prefix from the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from pegboard import LLM, SamplingParams
+from pegboard.errors import PegboardError
+
+LONG = {"max_position_embeddings": 512}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+LATENT = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "q_lora_rank": 24,
+    "first_k_dense_replace": 1,
+}
+NEXT = {
+    "rms_norm_eps": 0.1,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "head_dim": 16,
+    **EXPERTS,
+    "shared_expert_intermediate_size": 32,
+}
+NO_ATTENTION = {"intermediate_size": None, "num_attention_heads": None, "num_key_value_heads": None}
+WINDOW = {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 1}
+MAMBA2 = {**NO_ATTENTION, "num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16}
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "dense": ("llama", {}, {}),
+    "16 bits": ("llama", {"hidden_size": 64}, {"dtype": "bfloat16"}),
+    "window": ("qwen2", WINDOW, {}),
+    "int8 cache": ("llama", {}, {"kv_cache_dtype": "int8"}),
+    "experts": ("qwen3_moe", EXPERTS, {}),
+    "latent": ("deepseek_v2", LATENT, {}),
+    "mamba": ("mamba", {**NO_ATTENTION, "state_size": 4}, {}),
+    "mamba2": ("mamba2", MAMBA2, {}),
+    "qwen3_next": ("qwen3_next", NEXT, {}),
+    "int4": ("llama", {"hidden_size": 64, "intermediate_size": 128}, {"quantization": "rtn_int4"}),
+    "fp8": ("llama", {"hidden_size": 64, "intermediate_size": 128}, {"quantization": "fp8"}),
+    "fp8 experts": ("qwen3_moe", EXPERTS, {"quantization": "fp8"}),
+}
+"""Name → model type, values of its config, settings."""
+COMMON = {"max_tokens": 6, "logprobs": 3, "detokenize": False, "ignore_eos": True}
+GREEDY = SamplingParams(temperature=0, **COMMON)
+SEEDED = SamplingParams(seed=5, top_p=0.9, top_k=40, **COMMON)
+
+
+def prompts() -> list[list[int]]:
+    """Six prompts. Two of them share more keys than those that rows read together."""
+    generator = torch.Generator().manual_seed(3)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(3, 90, (count,), generator=generator).tolist()
+
+    shared = tokens(280)
+    return [tokens(5), shared + tokens(19), tokens(33), shared + tokens(2), tokens(1), tokens(150)]
+
+
+def answers(llm: LLM, order: Sequence[int], together: bool) -> dict[int, list[Any]]:
+    """Return, by the number of its prompt, each answer's tokens, with all of its logprobs."""
+    chosen = [{"prompt_token_ids": prompts()[number]} for number in order]
+    params = [SEEDED if number % 2 else GREEDY for number in order]
+    outputs = (
+        llm.generate(chosen, params, use_tqdm=False)
+        if together
+        else [
+            llm.generate([prompt], [param], use_tqdm=False)[0]
+            for prompt, param in zip(chosen, params, strict=True)
+        ]
+    )
+    return {
+        number: [
+            output.outputs[0].token_ids,
+            [
+                {token: (item.logprob, item.rank) for token, item in row.items()}
+                for row in output.outputs[0].logprobs or []
+            ],
+        ]
+        for number, output in zip(order, outputs, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_batch_gives_the_same_bits(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], name: str
+) -> None:
+    model_type, config, settings = MODELS[name]
+    directory = write(model_type, **{**LONG, **config}).directory
+    common = {"batch_invariant": True, "block_size": 16, "num_threads": 2, "mamba_block_size": 16}
+    large = open_llm(
+        directory, **{**common, "max_num_batched_tokens": 1024, "max_num_seqs": 8, **settings}
+    )
+    expected = answers(large, [3, 0, 5, 1, 4, 2], together=True)
+    assert answers(large, range(6), together=False) == expected, "from the cache, alone"
+    small = {**common, "max_num_batched_tokens": 24, "enable_prefix_caching": False, **settings}
+    chunks = open_llm(directory, **small)
+    assert answers(chunks, [5, 4, 1, 0, 2, 3], together=True) == expected, "in chunks"
+    assert answers(chunks, range(6), together=False) == expected, "in chunks, alone"
+
+
+def test_what_depends_on_the_batch_is_refused(
+    write: Callable[..., Any], open_llm: Callable[..., LLM]
+) -> None:
+    directory = write("llama").directory
+    refusal = (
+        "attention 'cpu_paged' was asked for but is unsuitable.*lacks the flag batch_invariant"
+    )
+    with pytest.raises(PegboardError, match=refusal):
+        open_llm(directory, batch_invariant=True, block_size=16, attention_backend="cpu_paged")
+    other = write("helium", folder="helium", head_dim=16).directory
+    with pytest.raises(PegboardError, match="(?s)no plugin of kind 'model'.*batch_invariant"):
+        open_llm(other, batch_invariant=True)
