@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from stored_layouts import CASES, quantize
+from test_default_dtype import OWN
 
 from pegboard import LLM, SamplingParams
-from pegboard.errors import PegboardError
+from pegboard.errors import PegboardError, PluginUnsuitable
 
 LONG = {"max_position_embeddings": 512}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
@@ -62,20 +64,24 @@ GREEDY = SamplingParams(temperature=0, **COMMON)
 SEEDED = SamplingParams(seed=5, top_p=0.9, top_k=40, **COMMON)
 
 
-def prompts() -> list[list[int]]:
-    """Six prompts. Two of them share more keys than those that rows read together."""
+def prompts(scale: int = 10) -> list[list[int]]:
+    """Six prompts. Two of them share their first 28 · scale keys: with 10, more than those that
+    rows read together."""
     generator = torch.Generator().manual_seed(3)
 
     def tokens(count: int) -> list[int]:
         return torch.randint(3, 90, (count,), generator=generator).tolist()
 
-    shared = tokens(280)
-    return [tokens(5), shared + tokens(19), tokens(33), shared + tokens(2), tokens(1), tokens(150)]
+    shared = tokens(28 * scale)
+    most = tokens(15 * scale)
+    return [tokens(5), shared + tokens(19), tokens(33), shared + tokens(2), tokens(1), most]
 
 
-def answers(llm: LLM, order: Sequence[int], together: bool) -> dict[int, list[Any]]:
+def answers(
+    llm: LLM, order: Sequence[int], together: bool, scale: int = 10
+) -> dict[int, list[Any]]:
     """Return, by the number of its prompt, each answer's tokens, with all of its logprobs."""
-    chosen = [{"prompt_token_ids": prompts()[number]} for number in order]
+    chosen = [{"prompt_token_ids": prompts(scale)[number]} for number in order]
     params = [SEEDED if number % 2 else GREEDY for number in order]
     outputs = (
         llm.generate(chosen, params, use_tqdm=False)
@@ -103,16 +109,49 @@ def test_every_batch_gives_the_same_bits(
 ) -> None:
     model_type, config, settings = MODELS[name]
     directory = write(model_type, **{**LONG, **config}).directory
+    check_batches(lambda **more: open_llm(directory, **{**more, **settings}))
+
+
+def check_batches(open_engine: Callable[..., LLM], scale: int = 10) -> None:
     common = {"batch_invariant": True, "block_size": 16, "num_threads": 2, "mamba_block_size": 16}
-    large = open_llm(
-        directory, **{**common, "max_num_batched_tokens": 1024, "max_num_seqs": 8, **settings}
-    )
-    expected = answers(large, [3, 0, 5, 1, 4, 2], together=True)
-    assert answers(large, range(6), together=False) == expected, "from the cache, alone"
-    small = {**common, "max_num_batched_tokens": 24, "enable_prefix_caching": False, **settings}
-    chunks = open_llm(directory, **small)
-    assert answers(chunks, [5, 4, 1, 0, 2, 3], together=True) == expected, "in chunks"
-    assert answers(chunks, range(6), together=False) == expected, "in chunks, alone"
+    large = open_engine(**common, max_num_batched_tokens=1024, max_num_seqs=8)
+    expected = answers(large, [3, 0, 5, 1, 4, 2], True, scale)
+    assert answers(large, range(6), False, scale) == expected, "from the cache, alone"
+    chunks = open_engine(**common, max_num_batched_tokens=24, enable_prefix_caching=False)
+    assert answers(chunks, [5, 4, 1, 0, 2, 3], True, scale) == expected, "in chunks"
+    assert answers(chunks, range(6), False, scale) == expected, "in chunks, alone"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_every_architecture(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], name: str
+) -> None:
+    """Those whose plugins have the flag, with prompts of at most 40 tokens, because many of these
+    tiny models have no more positions than 64."""
+    model_type, config = OWN[name]
+    directory = write(model_type, **config).directory
+    try:
+        check_batches(lambda **more: open_llm(directory, **more), scale=1)
+    except PluginUnsuitable as refusal:
+        pytest.skip(str(refusal).splitlines()[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_every_stored_layout(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], case: str
+) -> None:
+    reference = write("llama", hidden_size=64, intermediate_size=96)
+    quantize(reference, case)
+    check_batches(lambda **more: open_llm(reference.directory, **more), scale=1)
+
+
+@pytest.mark.slow
+def test_ranks(write: Callable[..., Any], open_llm: Callable[..., LLM]) -> None:
+    directory = write("llama", **LONG).directory
+    split = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    check_batches(lambda **more: open_llm(directory, **{**more, **split}))
 
 
 def test_what_depends_on_the_batch_is_refused(

@@ -161,9 +161,7 @@ def _nucleus(
     """Return the value [n, 1] of the least likely token that top_p keeps. weights: already cut at
     `floor`. largest: known values of x in descending order, which are tried first."""
     vocab_size = x.shape[-1]
-    wanted = top_p.double().unsqueeze(-1) * blockwise(weights, torch.sum).double().sum(
-        -1, keepdim=True
-    )
+    wanted = _wanted(weights, top_p)
     result = torch.empty_like(peak)
     todo = torch.arange(len(x), device=x.device)
     widths = [k for k in (1024, 8192) if k < vocab_size]
@@ -185,11 +183,18 @@ def _nucleus(
     return result
 
 
+def _wanted(weights: Tensor, top_p: Tensor) -> Tensor:
+    """Return the weight [n, 1] that top_p keeps, float64. torch cuts the sum of a long row by its
+    threads, if there are few rows; sums of blocks have the same bits in every batch."""
+    total = blockwise(weights, torch.sum).double().sum(-1, keepdim=True)
+    return top_p.double().unsqueeze(-1) * total
+
+
 def _sorted_nucleus(
     x: Tensor, weights: Tensor, peak: Tensor, floor: Tensor, top_p: Tensor
 ) -> Tensor:
     """Do the same as `_nucleus`, with all values sorted."""
-    wanted = top_p.double().unsqueeze(-1) * weights.sum(-1, keepdim=True, dtype=torch.float64)
+    wanted = _wanted(weights, top_p)
     order = x.sort(-1, descending=True).values
     mass = (order - peak).exp_()
     _cut(mass, order, floor)
