@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -129,10 +130,17 @@ def test_drafts_that_are_often_wrong(
         waits = (gpu.host_reads, gpu.blocking_uploads)
         assert generate(llm, params) == generate(on_cpu, params)
         assert [len(tokens) for tokens in generate(llm, DRAWN)] == [4, 4]
-        assert (gpu.host_reads, gpu.blocking_uploads) == waits, "no step waits for the device"
         assert generate(llm, EDITED) == generate(on_cpu, EDITED)
+        words = [on_cpu.get_tokenizer().decode([70] * count) for count in (2, 4)]
+        forbidding = msgspec.structs.replace(EDITED, bad_words=words, min_tokens=0)
+        assert generate(llm, forbidding) == generate(on_cpu, forbidding)
+        assert [70, 70] in [ids[:2] for ids in generate(on_cpu, EDITED)]
+        assert all(
+            [70, 70] not in [ids[i : i + 2] for i in range(4)] for ids in generate(llm, forbidding)
+        )
         for ours, theirs in zip(logprobs(llm), logprobs(on_cpu), strict=True):
             assert ours == pytest.approx(theirs, abs=1e-3)
+        assert (gpu.host_reads, gpu.blocking_uploads) == waits, "no step waits for the device"
 
 
 def test_structured_output_waits_for_its_drafts(

@@ -196,6 +196,21 @@ def test_captured_steps_equal_eager_ones_and_the_cpu(
     )
 
 
+def test_logprobs_and_long_bad_words_do_not_wait(
+    gpu: FakeGPU, tmp_path: Path, cpu_tokens: list[list[int]]
+) -> None:
+    """What words need of the tokens before is read when the next step is sampled."""
+    likely = cpu_tokens[0]
+    words = [likely[:3], likely[:2] + [0, 1]]
+    params = SamplingParams(temperature=0, logprobs=2, bad_words_token_ids=words)
+    worker = on_gpu(tmp_path)
+    waits = gpu.host_reads, gpu.blocking_uploads
+    tokens = generate(worker, 4, params)
+    assert (gpu.host_reads, gpu.blocking_uploads) == waits
+    assert tokens[0][:2] == likely[:2] and tokens[0][2] != likely[2]
+    assert tokens[1] == cpu_tokens[1][:4]
+
+
 def test_items_are_seen_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def layer(**given: Any) -> AttentionLayer:
         return AttentionLayer(**{**given, "sees_items": True})

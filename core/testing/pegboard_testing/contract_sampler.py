@@ -94,6 +94,12 @@ NEEDS_HISTORY = {"repetition_penalty"}
 """Parameters whose effect depends on the tokens before."""
 
 
+def logprobs_of(sampled: Sampled) -> list[Logprobs | None]:
+    logprobs = sampled.shown()
+    assert logprobs is not None
+    return logprobs
+
+
 class SamplerContract:
     """Every sampler passes these. Override `sampler`, and `device` if it does not run on the
     CPU."""
@@ -158,9 +164,8 @@ class SamplerContract:
             for _ in range(4):
                 logits = rng.normal(0, 3, (len(state), VOCAB_SIZE)).astype(np.float32)
                 sampled = self.run(sampler, logits, list(state))
-                assert sampled.logprobs is not None
                 for x, (params, prompt, outputs), [token], shown in zip(
-                    logits, state.values(), self.tokens(sampled), sampled.logprobs, strict=True
+                    logits, state.values(), self.tokens(sampled), logprobs_of(sampled), strict=True
                 ):
                     expected = processed_logits(x, params, prompt, outputs)
                     self.check_distribution(shown, expected, token)
@@ -264,7 +269,7 @@ class SamplerContract:
                     )
                 sampled = self.run(sampler, logits, [3], [drafts])
                 [tokens] = self.tokens(sampled)
-                shown = sampled.logprobs
+                shown = sampled.shown()
                 assert (
                     tokens[:3] == drafts
                     and len(tokens) == 4
@@ -303,9 +308,8 @@ class SamplerContract:
                 ),
             )
         sampled = self.run(sampler, logits, range(5))
-        assert sampled.logprobs is not None
         for x, k, [token], shown in zip(
-            logits, asked, self.tokens(sampled), sampled.logprobs, strict=True
+            logits, asked, self.tokens(sampled), logprobs_of(sampled), strict=True
         ):
             if k is None:
                 assert shown is None
@@ -393,9 +397,8 @@ class SamplerContract:
                 for i, row in enumerate(order):
                     single = self.run(singles[row], logits[i : i + 1], [row])
                     assert self.tokens(batch)[i] == self.tokens(single)[0]
-                    assert batch.logprobs is not None and single.logprobs is not None
-                    a = batch.logprobs[i]
-                    b = single.logprobs[0]
+                    a = logprobs_of(batch)[i]
+                    b = logprobs_of(single)[0]
                     assert a is not None and b is not None
                     assert (
                         a.token_ids.tolist() == b.token_ids.tolist()
@@ -414,9 +417,8 @@ class SamplerContract:
             x = rng.normal(0, 3, VOCAB_SIZE).astype(np.float32)
             self.add(used, 0, params, [5], [6])
             sampled = self.run(used, x[None], [0])
-            assert sampled.logprobs is not None
             self.check_distribution(
-                sampled.logprobs[0],
+                logprobs_of(sampled)[0],
                 processed_logits(x, params, [5], [6]),
                 self.tokens(sampled)[0][0],
             )
@@ -446,8 +448,7 @@ class SamplerContract:
             np.where(allowed[0], logits[2], NEG_INF),
         ]
         assert self.tokens(sampled) == [[int(masked[0].argmax())], [draft, int(masked[2].argmax())]]
-        assert sampled.logprobs is not None
-        self.check_distribution(sampled.logprobs[0], masked[0], int(masked[0].argmax()))
+        self.check_distribution(logprobs_of(sampled)[0], masked[0], int(masked[0].argmax()))
 
     def test_results_stay_when_the_next_step_runs(self) -> None:
         """They are read later if steps are in flight."""
@@ -470,7 +471,7 @@ class SamplerContract:
             sampled = self.run(sampler, rng.normal(0, 3, (num_places, VOCAB_SIZE)), rows, drafts)
             scores = [
                 part
-                for each in sampled.logprobs or []
+                for each in sampled.shown() or []
                 if each
                 for part in (each.token_ids, each.values, each.ranks)
             ]
@@ -511,7 +512,6 @@ class SamplerContract:
             and changing.rows == [4, 2]
             and invariant.rows == [2]
         )
-        assert sampled.logprobs is not None
         plain = Params(temperature=0, repetition_penalty=1.7)
         for i, scale in enumerate((1, 0.5)):
             biased = x[i].astype(np.float64)
@@ -519,7 +519,7 @@ class SamplerContract:
             biased *= RecordingProcessor.FACTOR
             expected = processed_logits(biased, plain, [1, 2], [3]) / scale
             expected = expected if i == 0 else expected * RecordingProcessor.FACTOR
-            self.check_distribution(sampled.logprobs[i], expected, self.tokens(sampled)[i][0])
+            self.check_distribution(logprobs_of(sampled)[i], expected, self.tokens(sampled)[i][0])
         sampler.remove(np.array([4], np.int32))
         self.add(sampler, 4, params[0], [9])
         self.run(sampler, x, [4, 2])

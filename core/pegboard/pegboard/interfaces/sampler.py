@@ -71,12 +71,16 @@ class SampleStep:
 @dataclass(slots=True)
 class Sampled:
     """token_ids: int64 [B, 1 + max drafts], of which the first counts[i] are valid. counts: int64
-    [B]. logprobs: for each row, those of its accepted tokens, or None if the row did not ask for
-    them. The whole field is None if no row did."""
+    [B]. logprobs: waits, and returns for each row those of its accepted tokens, or None if the row
+    did not ask for them. The whole field is None if no row did."""
 
     token_ids: "Tensor"
     counts: "Tensor"
-    logprobs: "list[Logprobs | None] | None" = None
+    logprobs: "Callable[[], list[Logprobs | None]] | None" = None
+
+    def shown(self) -> "list[Logprobs | None] | None":
+        """Wait for the logprobs."""
+        return None if self.logprobs is None else self.logprobs()
 
 
 class Sampler(Protocol):

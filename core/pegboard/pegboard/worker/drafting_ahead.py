@@ -99,6 +99,7 @@ class SampleAhead(SampleOnHost):
         # a copy, because the logits may be a recording, which overwrites what others returned
         hidden = self.stages.taps or (step.hidden[: inputs.num_tokens].clone(),)
         waits: list[Callable[[], Tensor]] = []
+        sampled: Sampled | None = None
         padded = self._padded(step, tuple(hidden))
         if len(inputs.sample_rows):
             sampled = self.sample(step, self.logits(step))
@@ -113,9 +114,10 @@ class SampleAhead(SampleOnHost):
         self.draft_s = time.perf_counter() - started
 
         def finish() -> StepOutput:
-            if waits:
+            if sampled is not None:
                 tokens, counts, *proposed = (wait().numpy() for wait in waits)
                 output.token_ids = CSR(*accepted(tokens, counts))
+                output.logprobs = sampled.shown()
                 output.draft_token_ids = CSR.of([*proposed[0]]) if proposed else None
             return output
 

@@ -139,6 +139,7 @@ class SampleOnHost(Ending):
             is_bad = np.logical_or.reduceat(broken.numpy(), inputs.offsets[:-1])
             flat[np.repeat(is_bad, counts)] = BAD_LOGITS
         step.output.token_ids = CSR(flat, offsets)
+        step.output.logprobs = sampled.shown()
         self.sampled(inputs, tokens, counts)
         return lambda: step.output
 
@@ -159,9 +160,7 @@ class SampleOnHost(Ending):
             step.masks() if step.masks else None,
             inputs.draft_probs,
         )
-        sampled = expect(self.sampler.sample(logits, wanted), Sampled, self.sampler, "sample")
-        step.output.logprobs = sampled.logprobs
-        return sampled
+        return expect(self.sampler.sample(logits, wanted), Sampled, self.sampler, "sample")
 
     def sampled(self, inputs: StepInputs, tokens: np.ndarray, counts: np.ndarray) -> None:
         """Note the tokens in the rows' history. tokens: [rows, most], counts: [rows]."""
@@ -184,6 +183,7 @@ class SampleOnDevice(SampleOnHost):
 
         def finish() -> StepOutput:
             step.output.token_ids = CSR(wait().numpy()[:, 0].astype(np.int32), inputs.offsets)
+            step.output.logprobs = sampled.shown()
             return step.output
 
         return finish

@@ -7,7 +7,7 @@ applies them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,8 @@ from torch import Tensor
 from pegboard.data.sampling_params import SamplingParams
 from pegboard_sampler_torch.upload import Upload
 
+ANY = -2
+"""Where a draft may be any token."""
 _NO_IDS = np.zeros(0, np.int64)
 
 
@@ -69,42 +71,84 @@ class Edits:
         )
         return not lasting and (num_outputs >= self.min_tokens or not len(self.stop_ids))
 
-    def forbidden_now(self, num_outputs: int, drafts: Sequence[int]) -> list[np.ndarray]:
-        """Return the ids that must not come next, after `num_outputs` tokens and then `drafts`."""
+    def forbidden_now(self, num_outputs: int) -> list[np.ndarray]:
+        """Return the ids that must not come next, after `num_outputs` tokens and drafts. `words`
+        have others."""
         parts = [self.forbidden]
-        if num_outputs + len(drafts) < self.min_tokens:
+        if num_outputs < self.min_tokens:
             parts.append(self.stop_ids)
-        if self.words:
-            longest = max(map(len, self.words)) - 1
-            recent = [*self.outputs[-longest:], *drafts]
-            ends = [word[-1] for word in self.words if recent[-(len(word) - 1) :] == word[:-1]]
-            parts.append(np.array(ends, np.int64))
         return [part for part in parts if len(part)]
+
+    def ends_after(self, depth: int) -> Iterator[tuple[int, list[int]]]:
+        """Return the ends of words that `outputs` and `depth` drafts may begin: the last token, and
+        what the last drafts must be."""
+        for word in self.words:
+            *begin, end = word
+            start = max(0, len(begin) - depth)
+            at = len(self.outputs) - start
+            if at >= 0 and self.outputs[at:] == begin[:start]:
+                yield end, begin[start:]
 
 
 def apply_edits(
-    logits: Tensor, places: Sequence[tuple[int, Edits, int, Sequence[int]]], upload: Upload
+    logits: Tensor,
+    places: Sequence[tuple[int, Edits, int, int]],
+    drafts: Callable[[], Tensor],
+    upload: Upload,
 ) -> None:
-    """Edit contiguous logits [N, V] in place. places: (logits row, edits, number of outputs, drafts
-    before it)."""
+    """Edit contiguous logits [N, V] in place. places: (logits row, edits, number of outputs, number
+    of drafts before it). drafts: returns the drafts before each logits row [N, most drafts], which
+    may be known on the device only."""
     vocab_size = logits.shape[-1]
     forbidden = []
     biased = []
     bias = []
-    for place, edits, num_outputs, drafts in places:
+    ends: list[tuple[int, int]] = []
+    begins: list[tuple[int, list[int]]] = []
+    for place, edits, num_outputs, depth in places:
         if edits.allowed is not None:
             kept = logits[place].index_select(0, edits.allowed)
             logits[place].fill_(float("-inf")).index_copy_(0, edits.allowed, kept)
-        forbidden += [ids + place * vocab_size for ids in edits.forbidden_now(num_outputs, drafts)]
+        now = edits.forbidden_now(num_outputs + depth)
+        forbidden += [ids + place * vocab_size for ids in now]
+        for end, begin in edits.ends_after(depth):
+            if begin:
+                ends.append((place, end))
+                begins.append((depth - len(begin), begin))
+            else:
+                forbidden.append(np.array([end + place * vocab_size]))
         if len(edits.bias_ids):
             biased.append(edits.bias_ids + place * vocab_size)
             bias.append(edits.bias)
     flat = logits.view(-1)
     if forbidden:
         flat.index_fill_(0, upload(np.concatenate(forbidden)), float("-inf"))
+    if ends:
+        _forbid_after(logits, ends, begins, drafts(), upload)
     if biased:
         index = upload(np.concatenate(biased))
         flat.index_add_(0, index, upload(np.concatenate(bias)))
+
+
+def _forbid_after(
+    logits: Tensor,
+    ends: Sequence[tuple[int, int]],
+    begins: Sequence[tuple[int, list[int]]],
+    drafts: Tensor,
+    upload: Upload,
+) -> None:
+    """Forbid tokens where drafts [N, most] are what they must be. ends: (logits row, token).
+    begins: for each of them, (first column, drafts from there on)."""
+    wanted = np.full((len(ends), drafts.shape[1]), ANY)
+    for row, (first, begin) in enumerate(begins):
+        wanted[row, first : first + len(begin)] = begin
+    places, ids = np.array(ends).T
+    expected = upload(wanted)
+    is_begun = ((expected == ANY) | (drafts[upload(places)] == expected)).all(1)
+    values = logits.new_full((len(ends),), float("inf"))
+    values.masked_fill_(is_begun, float("-inf"))
+    index = upload(ids + places * logits.shape[-1])
+    logits.view(-1).scatter_reduce_(0, index, values, "amin")
 
 
 def _inside(ids: Sequence[int], vocab_size: int) -> np.ndarray:

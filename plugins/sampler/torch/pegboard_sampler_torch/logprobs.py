@@ -40,8 +40,19 @@ def _largest(values: Tensor, ids: Tensor, k: int) -> Tensor:
 
 
 def gather_logprobs(x: Tensor, chosen: Tensor, k: int, *, normalize: bool) -> Logprobs:
-    """Log-probabilities of the chosen tokens, their ranks, and the k most likely tokens (−1 = all),
-    on the host.
+    """Return what `find_logprobs` finds, on the host."""
+    return on_host(*find_logprobs(x, chosen, k, normalize=normalize))
+
+
+def on_host(ids: Tensor, values: Tensor, ranks: Tensor) -> Logprobs:
+    return Logprobs(ids.cpu().numpy(), values.cpu().numpy(), ranks.cpu().numpy())
+
+
+def find_logprobs(
+    x: Tensor, chosen: Tensor, k: int, *, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the chosen tokens and the k most likely ones (−1 = all), int32 [n, 1 + k], their
+    log-probabilities, float32 [n, 1 + k], and the ranks of the chosen ones, int32 [n].
 
     x: float32 [n, V]. chosen: int64 [n]. normalize: False gives the logits themselves."""
     k = x.shape[-1] if k < 0 else min(k, x.shape[-1])
@@ -55,6 +66,4 @@ def gather_logprobs(x: Tensor, chosen: Tensor, k: int, *, normalize: bool) -> Lo
         # torch cuts the sum of a single row into a part per thread, which would give other bits
         rows = x.expand(2, -1) if len(x) == 1 else x
         values = values - rows.logsumexp(-1, keepdim=True)[: len(x)]
-    return Logprobs(
-        ids.int().cpu().numpy(), values.float().cpu().numpy(), ranks.int().cpu().numpy()
-    )
+    return ids.int(), values.float(), ranks.int()

@@ -25,6 +25,8 @@ class Feature:
     LOGPROBS = 64
     PENALTIES = 128
     EDITS = 256
+    WORDS = 512
+    """Edits that depend on the tokens before."""
 
 
 CUTS = Feature.TOP_K | Feature.TOP_P | Feature.MIN_P

@@ -31,7 +31,7 @@ from pegboard_sampler_torch.choose import (
     weigh,
 )
 from pegboard_sampler_torch.edits import Edits, apply_edits
-from pegboard_sampler_torch.logprobs import gather_logprobs
+from pegboard_sampler_torch.logprobs import find_logprobs, gather_logprobs
 from pegboard_sampler_torch.penalties import PenaltyTable
 from pegboard_sampler_torch.processors import ProcessorChain
 from pegboard_sampler_torch.random import SeededUniforms
@@ -104,7 +104,7 @@ class TorchSampler:
         edits = Edits.of(params, outputs, self.setup.limits.vocab_size, self.upload)
         if edits is not None:
             self.edits[row] = edits
-            self.rows.flags[row] |= Feature.EDITS
+            self.rows.flags[row] |= Feature.EDITS | (Feature.WORDS if edits.words else 0)
         self.processors.add(row, params, prompt, outputs)
 
     def remove(self, rows: np.ndarray) -> None:
@@ -206,18 +206,16 @@ class TorchSampler:
     def _shape(self, logits: Tensor, layout: StepLayout) -> Tensor:
         """Apply all changes that can change which token is the most likely one."""
         if layout.present & Feature.EDITS:
-            drafts = layout.host_drafts
-            apply_edits(
-                logits,
-                [
-                    (place, self.edits[row], int(self.rows.num_outputs[row]), drafts[owner][:depth])
-                    for place in layout.places(Feature.EDITS).tolist()
-                    for row, owner, depth in [
-                        (int(layout.row_of[place]), layout.owner[place], layout.depth[place])
-                    ]
-                ],
-                self.upload,
-            )
+            places = layout.places(Feature.EDITS)
+            rows = layout.row_of[places]
+            numbers = (places, rows, self.rows.num_outputs[rows], layout.depth[places])
+            edited = [
+                (place, self.edits[row], num_outputs, depth)
+                for place, row, num_outputs, depth in zip(
+                    *(each.tolist() for each in numbers), strict=True
+                )
+            ]
+            apply_edits(logits, edited, lambda: layout.drafts_before, self.upload)
         if self.processors.changing:
             chain = self.processors.changing
             logits = self.processors.apply(
@@ -417,17 +415,16 @@ class TorchSampler:
         token_ids: Tensor,
         counts: Tensor,
         layout: StepLayout,
-    ) -> list[Logprobs | None]:
-        """Return the logprobs of each row. scores: [n, V], of the logits rows `asked`. Rows that
-        want the whole vocabulary are computed separately."""
+    ) -> Callable[[], list[Logprobs | None]]:
+        """Return what waits for the logprobs of each row. scores: [n, V], of the logits rows
+        `asked`. Rows that want the whole vocabulary are computed separately."""
         owner = layout.owner[asked]
         depth = layout.depth[asked]
         where = layout.to_device(np.stack([owner, depth]))
         # −1 after a rejected draft; such places are removed below
         chosen = token_ids[where[0], where[1]].clamp(min=0)
         num_logprobs = self.rows.num_logprobs[layout.row_of[asked]]
-        counts_cpu = counts.cpu().numpy()
-        result: list[Logprobs | None] = [None] * len(layout.rows)
+        parts = []
         for whole in (False, True):
             part = np.flatnonzero((num_logprobs < 0) == whole)
             if not len(part):
@@ -436,22 +433,31 @@ class TorchSampler:
             subset, subset_chosen = (
                 (scores, chosen) if len(part) == len(asked) else (scores[index], chosen[index])
             )
-            gathered = gather_logprobs(
-                subset, subset_chosen, int(num_logprobs[part].max()), normalize=self.normalize
-            )
-            for i, (b, d) in enumerate(
-                zip(owner[part].tolist(), depth[part].tolist(), strict=True)
-            ):
-                if d == 0:
-                    k = int(num_logprobs[part[i]])
-                    rows = slice(i, i + int(counts_cpu[b]))
-                    columns = slice(None if k < 0 else 1 + k)
-                    result[b] = Logprobs(
-                        gathered.token_ids[rows, columns],
-                        gathered.values[rows, columns],
-                        gathered.ranks[rows],
-                    )
-        return result
+            most = int(num_logprobs[part].max())
+            tensors = find_logprobs(subset, subset_chosen, most, normalize=self.normalize)
+            parts.append((part, [self._downloaded(tensor) for tensor in tensors]))
+        wait_for_counts = self._downloaded(counts)
+
+        def finish() -> list[Logprobs | None]:
+            counts_cpu = wait_for_counts().numpy()
+            result: list[Logprobs | None] = [None] * len(layout.rows)
+            for part, waits in parts:
+                ids, values, ranks = (wait().numpy() for wait in waits)
+                places = zip(owner[part].tolist(), depth[part].tolist(), strict=True)
+                for i, (b, d) in enumerate(places):
+                    if d == 0:
+                        k = int(num_logprobs[part[i]])
+                        rows = slice(i, i + int(counts_cpu[b]))
+                        columns = slice(None if k < 0 else 1 + k)
+                        result[b] = Logprobs(ids[rows, columns], values[rows, columns], ranks[rows])
+            return result
+
+        return finish
+
+    def _downloaded(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Return what waits for the copy of a tensor on the host."""
+        copies = self.setup.copies
+        return (lambda: tensor) if copies is None else copies.download(tensor)
 
     def _settle(self) -> None:
         """Finish the commit of the last step."""
@@ -461,19 +467,21 @@ class TorchSampler:
 
     def _commit(self, token_ids: Tensor, counts: Tensor, layout: StepLayout) -> None:
         """Add the accepted tokens to the rows' history. They are copied to the host only for rows
-        that need their earlier tokens. How many drafts were accepted is known on a device with
-        separate memory first; the host then reads it before the next step."""
-        copies = self.setup.copies
-        if copies is None or not layout.has_drafts or self.processors.listening:
+        that need their earlier tokens. On a device with separate memory, the host reads them before
+        it samples the next step, while the device computes that step's forward."""
+        needs_host = self.processors.listening or (
+            layout.present & (NEEDS_HISTORY if layout.has_drafts else Feature.WORDS)
+        )
+        if self.setup.copies is None or not needs_host:
             self._append(token_ids, counts, layout)
-        elif layout.present & NEEDS_HISTORY:
-            waits = [copies.download(each) for each in (token_ids, counts)]
+            return
+        waits = [self._downloaded(each) for each in (token_ids, counts)]
 
-            def append() -> None:
-                on_host, counts_on_host = (wait() for wait in waits)
-                self._append(token_ids, counts_on_host, layout, on_host)
+        def append() -> None:
+            on_host, counts_on_host = (wait() for wait in waits)
+            self._append(token_ids, counts_on_host, layout, on_host)
 
-            self._open = append
+        self._open = append
 
     def _append(
         self,
@@ -505,7 +513,7 @@ class TorchSampler:
                         )
         if present & Feature.EDITS:
             self._commit_edits(token_ids if on_host is None else on_host, counts, layout)
-        self.processors.extend(layout.rows, token_ids, counts)
+        self.processors.extend(layout.rows, token_ids if on_host is None else on_host, counts)
 
     def _commit_edits(self, token_ids: Tensor, counts: Tensor, layout: StepLayout) -> None:
         tokens = counts_list = None

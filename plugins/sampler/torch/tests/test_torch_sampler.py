@@ -82,7 +82,7 @@ class TestTorchSampler(DraftSamplerContract):
         for mode in ("raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs"):
             sampler = self.make(logprobs_mode=mode)
             self.add(sampler, 0, params)
-            part = self.run(sampler, x, [0]).logprobs[0]
+            part = self.run(sampler, x, [0]).shown()[0]
             shown[mode] = np.empty(96)
             shown[mode][part.token_ids[0, 1:]] = part.values[0, 1:]
         processed = processed_logits(x[0], params, [1], [])
