@@ -173,6 +173,45 @@ def test_a_stopped_engine_leaves_nothing(
     assert not device[1].handles and not device[1].ranges
 
 
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_part_of_the_weights_stays_on_the_host(
+    tmp_path: Path, device: tuple[FakeGPU, FakeLibrary], sleeps: bool
+) -> None:
+    """The device reads it there, also in recorded steps. The KV cache is on the device."""
+    gpu, library = device
+    make_model("llama", **SIZES).save_pretrained(tmp_path)
+    settings = {**SETTINGS, "platform": "fake_gpu_engine:SLEEPING_GPU", "enable_sleep_mode": sleeps}
+    with engine_on_fake_gpu(
+        tmp_path, False, gpu=gpu, **{**SETTINGS, "enable_sleep_mode": False}
+    ) as (llm, _):
+        expected = generate(llm)
+    offload = {"cpu_offload_gb": 2 / 1024}  # one segment
+    with engine_on_fake_gpu(tmp_path, False, gpu=gpu, **settings, **offload) as (llm, _):
+        (on_host,) = [place for place in library.ranges.values() if place.is_host]
+        inside = [
+            on_host.address <= each < on_host.address + on_host.size for each in addresses(llm)
+        ]
+        cache = tensors_of(worker_of(llm).running.parts.views)
+        assert any(inside) and not any(inside[-len(cache) :])
+        replays = gpu.replays
+        assert generate(llm) == expected and gpu.replays - replays >= 3
+        if sleeps:
+            before = addresses(llm)
+            for level in (1, 2):
+                llm.sleep(level=level)
+                llm.wake_up()
+                assert generate(llm) == expected and addresses(llm) == before
+        del llm
+    gc.collect()
+    assert not library.ranges
+
+
+def test_host_memory_is_refused_on_a_cpu(tmp_path: Path) -> None:
+    make_model("llama", **SIZES).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="on a CPU, all weights are in the host's memory"):
+        LLM(str(tmp_path), skip_tokenizer_init=True, cpu_offload_gb=1)
+
+
 def test_what_shows_sleep_on_a_card(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

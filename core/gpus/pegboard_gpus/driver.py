@@ -4,7 +4,7 @@ driver, and of AMD's runtime HIP, which has the same."""
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_int, c_size_t, c_ubyte, c_uint64, c_ulonglong, c_ushort
+from ctypes import POINTER, byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ulonglong, c_ushort
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,8 @@ READ_WRITE = 3
 """CU_MEM_ACCESS_FLAGS_PROT_READWRITE."""
 MINIMUM = 0
 """CU_MEM_ALLOC_GRANULARITY_MINIMUM."""
+PORTABLE_MAPPED = 3
+"""CU_MEMHOSTALLOC_PORTABLE and CU_MEMHOSTALLOC_DEVICEMAP, and hipHostMalloc's names for them."""
 OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY and hipErrorOutOfMemory."""
 
@@ -71,6 +73,8 @@ ARGUMENTS = {
     "MemcpyDtoH": (ctypes.c_void_p, ADDRESS, c_size_t),
     "MemcpyHtoD": (ADDRESS, ctypes.c_void_p, c_size_t),
     "MemsetD8": (ADDRESS, c_ubyte, c_size_t),
+    "MemHostAlloc": (POINTER(ctypes.c_void_p), c_size_t, c_uint),
+    "MemFreeHost": (ctypes.c_void_p,),
     "Synchronize": (),
 }
 """What each function takes. All return a status, 0 = success."""
@@ -155,6 +159,16 @@ class Driver:
         """Take the memory from behind addresses. The device may not use them meanwhile."""
         self._call("MemUnmap", address, num_bytes)
 
+    def host(self, num_bytes: int) -> int:
+        """Return the address of pinned host memory, which the device uses at the same address."""
+        address = ctypes.c_void_p()
+        self._call("MemHostAlloc", byref(address), num_bytes, PORTABLE_MAPPED)
+        return address.value or 0
+
+    def free_host(self, address: int) -> None:
+        """Give pinned host memory back."""
+        self._call("MemFreeHost", address)
+
     def download(self, host: int, address: int, num_bytes: int) -> None:
         """Copy from the device to an address of the host."""
         self._call("MemcpyDtoH", host, address, num_bytes)
@@ -198,7 +212,11 @@ class HIPDriver(Driver):
     memory."""
 
     prefix = "hip"
-    names: ClassVar[dict[str, str]] = {"Synchronize": "DeviceSynchronize"}
+    names: ClassVar[dict[str, str]] = {
+        "Synchronize": "DeviceSynchronize",
+        "MemHostAlloc": "HostMalloc",
+        "MemFreeHost": "HostFree",
+    }
 
     @classmethod
     def load(cls) -> Driver:

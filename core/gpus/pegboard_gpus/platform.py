@@ -33,8 +33,8 @@ def check_allocator(environ: Mapping[str, str]) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
         if "expandable_segments:true" in environ.get(name, "").replace(" ", "").lower():
             raise ConfigError(
-                f"enable_sleep_mode does not work with expandable segments of torch; remove "
-                f"expandable_segments from {name}"
+                "enable_sleep_mode and cpu_offload_gb do not work with expandable segments of "
+                f"torch; remove expandable_segments from {name}"
             )
 
 
@@ -133,7 +133,7 @@ class GPUPlatform(ABC):
             message = self.memory().shortage("the KV cache does", asked, advice)
             raise ConfigError(message) from error
 
-    def releasable(self, part: str) -> AbstractContextManager[object]:
+    def releasable(self, part: str, host_bytes: int = 0) -> AbstractContextManager[object]:
         """The number of the device is torch's, which is also the driver's."""
         if self.virtual is None:
             check_allocator(os.environ)
@@ -143,11 +143,11 @@ class GPUPlatform(ABC):
                 segments = Segments(self.driver.load(), device)
             except (OSError, AttributeError, DriverError) as error:
                 raise ConfigError(
-                    f"enable_sleep_mode needs a device with virtual memory, and {self.device} has "
-                    f"none ({error}); remove the setting"
+                    "enable_sleep_mode and cpu_offload_gb need a device with virtual memory, and "
+                    f"{self.device} has none ({error}); remove the setting"
                 ) from error
             self.virtual = VirtualMemory(segments, pinned)
-        return self.virtual.pool(part)
+        return self.virtual.pool(part, host_bytes)
 
     def release(self, tensors: Sequence[Tensor], *, keep: bool) -> Callable[[], None]:
         """Of the memory that was taken inside of `releasable`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +39,13 @@ CALLBACKS: list[Any] = []
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """A range of reserved addresses. handle: of the memory behind it; None = there is none."""
+    """A range of addresses. handle: of the memory of the device behind it; None = there is none.
+    is_host: pinned memory of the host is behind it."""
 
     address: int
     num_bytes: int
     handle: int | None
+    is_host: bool = False
 
     @property
     def span(self) -> Span:
@@ -52,13 +54,15 @@ class Segment:
 
 class Segments:
     """The segments of one device, by address. allocator: torch takes them through it, and gives
-    them back. Raises DriverError if the device has no virtual memory."""
+    them back. host_bytes: of the next segments, so many bytes are in the host's memory. Raises
+    DriverError if the device has no virtual memory."""
 
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver = driver
         self.device = device
         self.granularity = driver.granularity(device)
         self.segments: dict[int, Segment] = {}
+        self.host_bytes = 0
         callbacks = TAKE(self._take), GIVE(self._give)
         CALLBACKS.append(callbacks)
         addresses = [ctypes.cast(callback, ctypes.c_void_p).value for callback in callbacks]
@@ -68,6 +72,11 @@ class Segments:
     def allocate(self, num_bytes: int) -> int:
         """Return the address of a new segment. Raises DriverError."""
         size = -(-num_bytes // self.granularity) * self.granularity
+        if size <= self.host_bytes:
+            address = self.driver.host(size)
+            self.segments[address] = Segment(address, size, None, is_host=True)
+            self.host_bytes -= size
+            return address
         address = self.driver.reserve(size)
         segment = Segment(address, size, None)
         try:
@@ -82,6 +91,9 @@ class Segments:
         """Give a segment back, with its addresses. Raises DriverError."""
         segment = self.segments.pop(address)
         self.driver.synchronize()
+        if segment.is_host:
+            self.driver.free_host(address)
+            return
         self.unmap(segment)
         self.driver.free(address, segment.num_bytes)
 
@@ -131,13 +143,22 @@ class VirtualMemory:
         self.driver = segments.driver
         self._pinned = pinned
         self._pools: dict[str, Any] = {}
+        self._host_left: dict[str, int] = {}
 
-    def pool(self, name: str) -> AbstractContextManager[object]:
-        """Return a context. The memory that this thread allocates inside is in segments of this
-        pool."""
+    @contextmanager
+    def pool(self, name: str, host_bytes: int = 0) -> Iterator[None]:
+        """The memory that this thread allocates inside is in segments of this pool. host_bytes: of
+        the pool, so many bytes are in the host's memory."""
         if name not in self._pools:
             self._pools[name] = torch.cuda.MemPool(self.segments.allocator)
-        return torch.cuda.use_mem_pool(self._pools[name])
+            self._host_left[name] = host_bytes
+        self.segments.host_bytes = self._host_left[name]
+        try:
+            with torch.cuda.use_mem_pool(self._pools[name]):
+                yield
+        finally:
+            self._host_left[name] = self.segments.host_bytes
+            self.segments.host_bytes = 0
 
     def release(self, tensors: Sequence[Tensor], *, keep: bool) -> Callable[[], None]:
         """See `pegboard.interfaces.platform.ReleasingPlatform`. Segments are given back as a whole.

@@ -242,7 +242,8 @@ def test_a_device_without_virtual_memory(platform: AnyPlatform, library: FakeLib
         platform.release([], keep=False)
     library.failures["MemGetAllocationGranularity"] = INVALID_VALUE
     with pytest.raises(
-        ConfigError, match="enable_sleep_mode needs .*cuMemGetAllocation.*: invalid"
+        ConfigError,
+        match="enable_sleep_mode and cpu_offload_gb need .*cuMemGetAllocation.*: invalid",
     ):
         platform.releasable("weights")
 

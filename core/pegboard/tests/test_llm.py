@@ -227,8 +227,8 @@ def test_progress_bar_counts_requests():
 
 
 def test_unknown_and_wrong_settings_are_named():
-    with pytest.raises(ConfigError, match="cpu_offload_gb 4 has no effect in Pegboard"):
-        LLM("m", cpu_offload_gb=4)
+    with pytest.raises(ConfigError, match="tokenizer_revision a has no effect in Pegboard"):
+        LLM("m", tokenizer_revision="a")
     with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
         LLM("m", max_modellen=4)
     with pytest.raises(ConfigError, match="max_num_seqs"):

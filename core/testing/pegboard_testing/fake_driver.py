@@ -42,6 +42,7 @@ class Range:
     pages: mmap.mmap
     handle: int | None = None
     is_open: bool = False
+    is_host: bool = False
 
 
 class FakeFunction:
@@ -91,6 +92,7 @@ class FakeLibrary:
             plain = name.removeprefix("do_")
             setattr(self, f"cu{plain}", FakeFunction(self._watched(name)))
             plain = plain.removesuffix("_v2").replace("Ctx", "Device")
+            plain = {"MemHostAlloc": "HostMalloc", "MemFreeHost": "HostFree"}.get(plain, plain)
             setattr(self, f"hip{plain}", FakeFunction(self._watched(name)))
 
     def _watched(self, name: str) -> Any:
@@ -149,7 +151,7 @@ class FakeLibrary:
 
     def do_MemAddressFree(self, address: int, size: int) -> int:
         place = self.ranges.get(address)
-        if place is None or place.size != size or place.handle is not None:
+        if place is None or place.size != size or place.handle is not None or place.is_host:
             return INVALID_VALUE
         self.freed.append(self.ranges.pop(address))
         return 0
@@ -199,6 +201,22 @@ class FakeLibrary:
         ctypes.memset(address, GARBAGE, size)
         place.handle = None
         place.is_open = False
+        return 0
+
+    def do_MemHostAlloc(self, address: Any, size: int, flags: int) -> int:
+        if size <= 0 or flags != 3:
+            return INVALID_VALUE
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        start = _address_of(pages)
+        self.ranges[start] = Range(start, size, pages, is_open=True, is_host=True)
+        address._obj.value = start
+        return 0
+
+    def do_MemFreeHost(self, address: int) -> int:
+        place = self.ranges.get(address)
+        if place is None or not place.is_host:
+            return INVALID_VALUE
+        self.freed.append(self.ranges.pop(address))
         return 0
 
     def do_MemcpyDtoH_v2(self, host: int, address: int, size: int) -> int:

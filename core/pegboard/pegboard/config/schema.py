@@ -380,6 +380,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "can record so, else full"
         ),
     ] = None
+    cpu_offload_gb: Annotated[
+        float,
+        doc(
+            "GiB of each rank's weights that stay in the host's memory, where a GPU reads them",
+            least=0,
+        ),
+    ] = 0.0
     batch_invariant: Annotated[
         bool,
         doc("Results have the same bits in every batch; needs plugins that can, and is slower"),

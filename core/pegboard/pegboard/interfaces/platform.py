@@ -192,10 +192,11 @@ class Platform(Protocol):
 class ReleasingPlatform(Protocol):
     """An optional addition to the Platform: it can give memory back while the engine sleeps."""
 
-    def releasable(self, part: str) -> AbstractContextManager[object]:
+    def releasable(self, part: str, host_bytes: int = 0) -> AbstractContextManager[object]:
         """Return a context. `release` gives the memory back that this thread allocates on the
-        device inside. Memory of different parts ("weights", "kv_cache") is apart. Raises
-        ConfigError if the device cannot do this."""
+        device inside. Memory of different parts ("weights", "kv_cache") is apart. The first
+        host_bytes of a part are in the host's memory, where the device reads them; they are not
+        given back. Raises ConfigError if the device cannot do this."""
 
     def release(self, tensors: "Sequence[Tensor]", *, keep: bool) -> "Callable[[], None]":
         """Give the memory of these tensors back. Their addresses stay reserved. Call the returned

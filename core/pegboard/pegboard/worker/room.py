@@ -19,7 +19,10 @@ from pegboard.worker.parts import WorkerSetup
 
 log = get_logger(__name__)
 
-WEIGHTS = "the weights do", "raise tensor_parallel_size, or set quantization to one of fewer bits"
+WEIGHTS = (
+    "the weights do",
+    "raise tensor_parallel_size or cpu_offload_gb, or set quantization to one of fewer bits",
+)
 STEPS = "a step does", "lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization"
 
 

@@ -11,17 +11,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pegboard.errors import ModelError
+from pegboard.config.schema import EngineConfig
+from pegboard.errors import ConfigError, ModelError
 from pegboard.layers import Layer
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.parts import WorkerSetup
 
 
+def host_bytes(config: EngineConfig) -> int:
+    """Return how many bytes of a rank's weights are in the host's memory."""
+    return int(config.cpu_offload_gb * 2**30)
+
+
 def releasable(setup: WorkerSetup, part: str) -> AbstractContextManager[object]:
     """Return a context in which memory is taken that `WorkerSetup.platform` can release later, if
-    it can do so and the engine may sleep. part: see `ReleasingPlatform`."""
+    it can do so and the engine may sleep, or has a part in the host's memory. part: see
+    `ReleasingPlatform`. Raises ConfigError if the platform cannot use the host's memory."""
     make = getattr(setup.platform, "releasable", None)
-    return make(part) if make is not None and setup.config.enable_sleep_mode else nullcontext()
+    on_host = host_bytes(setup.config) if part == "weights" else 0
+    if on_host and make is None:
+        raise ConfigError(
+            f"cpu_offload_gb: the platform {setup.platform_name} cannot keep weights in the host's "
+            "memory; remove the setting"
+        )
+    if make is None or not (on_host or setup.config.enable_sleep_mode):
+        return nullcontext()
+    context: AbstractContextManager[object] = make(part, on_host)
+    return context
 
 
 class WeightMemory:

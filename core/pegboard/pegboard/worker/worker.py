@@ -58,7 +58,7 @@ from pegboard.worker.room import STEPS, WEIGHTS, explained, left_for_cache, mode
 from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.shared_rows import make_shared_rows
 from pegboard.worker.stages import TRAITS
-from pegboard.worker.weight_memory import WeightMemory, fall_asleep, releasable
+from pegboard.worker.weight_memory import WeightMemory, fall_asleep, host_bytes, releasable
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
@@ -165,7 +165,7 @@ class Worker:
         with blame(None, self.registry.modules):
             self.declare()
             for model in self.models:
-                free_bytes = self.setup.platform.memory().free_bytes
+                free_bytes = self.setup.platform.memory().free_bytes + host_bytes(self.config)
                 free_bytes *= self.setup.ranks.tensor.size  # each rank holds a share
                 check_memory(model.declared, model.checkpoint, model.quantization, free_bytes)
                 with explained(self.setup.platform, *WEIGHTS), releasable(self.setup, "weights"):

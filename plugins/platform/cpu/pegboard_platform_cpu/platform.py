@@ -99,8 +99,12 @@ class CPUPlatform:
             ) from error
         return torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes)
 
-    def releasable(self, part: str) -> AbstractContextManager[object]:
-        """Any memory can be released."""
+    def releasable(self, part: str, host_bytes: int = 0) -> AbstractContextManager[object]:
+        """Any memory can be released, and all of it is the host's."""
+        if host_bytes:
+            raise ConfigError(
+                "cpu_offload_gb: on a CPU, all weights are in the host's memory; remove the setting"
+            )
         return nullcontext()
 
     def release(self, tensors: "Sequence[torch.Tensor]", *, keep: bool) -> Callable[[], None]:
