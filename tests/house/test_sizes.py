@@ -25,7 +25,7 @@ from members import (
 CEILINGS = {
     ".": 305,
     "cli": 345,
-    "config": 720,
+    "config": 725,
     "data": 785,
     "engine": 2135,
     "engine/boundary": 695,
@@ -33,12 +33,12 @@ CEILINGS = {
     "engine/kv": 775,
     "engine/metrics": 275,
     "front": 1835,
-    "interfaces": 1415,
+    "interfaces": 1425,
     "layers": 1150,
     "ops": 395,
     "plan": 910,
     "plugins": 1170,
-    "worker": 3235,
+    "worker": 3280,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

@@ -24,6 +24,7 @@ from pegboard.interfaces.platform import Device, Platform, PlatformSetup
 from pegboard.interfaces.pooler import Pooler, PoolerSetup
 from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
+from pegboard.layers.build import LoRALimits
 from pegboard.layers.engine_rows import EngineRows
 from pegboard.layers.shards import Group, Stage
 from pegboard.plugins.defaults import default_name
@@ -31,6 +32,7 @@ from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
 from pegboard.worker.context import Context, Rows, check_context
 from pegboard.worker.kernels import Kernels, choose_kernels
+from pegboard.worker.recordings import mode_of
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
@@ -107,6 +109,8 @@ def take_device(
         platform=entry.name, dtype=activations, batch_invariant=config.batch_invariant
     )
     kernels = choose_kernels(registry, need)
+    if config.recording_mode is not None:
+        mode_of(config.recording_mode, platform.replay(kernels.replay))
     ranks = make_ranks(registry, config, place, entry.name, device)
     if config.expert_engines > 1:
         engines = join_engines(registry, config, place, entry.name, device, meeting)
@@ -114,6 +118,14 @@ def take_device(
     return WorkerSetup(
         registry, config, limits, place, entry.name, platform, device, kernels, activations, ranks
     )
+
+
+def lora_limits(config: EngineConfig) -> LoRALimits | None:
+    """Return the limits of adapters; None = there are none."""
+    if not config.max_loras:
+        return None
+    dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
+    return LoRALimits(config.max_loras, config.max_lora_rank, dtype, config.fully_sharded_loras)
 
 
 def make_ranks(

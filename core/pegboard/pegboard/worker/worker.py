@@ -28,7 +28,6 @@ from pegboard.interfaces.executor import (
 from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.weight_loader import Checkpoint, ShareFiles
-from pegboard.layers.build import LoRALimits
 from pegboard.log import get_logger
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
@@ -47,13 +46,13 @@ from pegboard.worker.parts import (
     Ranks,
     WorkerSetup,
     choose_sampler,
+    lora_limits,
     make_connectors,
     make_pooler,
     make_sampler,
     proposer_of,
     take_device,
 )
-from pegboard.worker.recordings import mode_of
 from pegboard.worker.room import STEPS, WEIGHTS, explained, left_for_cache, models_to_record
 from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.shared_rows import make_shared_rows
@@ -134,23 +133,13 @@ class Worker:
         """Take the device and build the models without weights. Raises as `load` does."""
         config = self.config
         self.setup = take_device(self.registry, config, self.limits, self.place, self.plan.meeting)
-        if config.recording_mode is not None:
-            mode_of(config.recording_mode, self.setup.platform.replay(self.setup.kernels.replay))
         choose_sampler(self.setup)
-        lora_dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
-        lora = (
-            LoRALimits(
-                config.max_loras, config.max_lora_rank, lora_dtype, config.fully_sharded_loras
-            )
-            if config.max_loras
-            else None
-        )
         draft = self.plan.draft
         with explained(self.setup.platform, *WEIGHTS), releasable(self.setup, "weights"):
             target = LoadedModel(
                 self.setup,
                 self.plan.checkpoint,
-                lora=lora,
+                lora=lora_limits(config),
                 layers=range(1) if config.mm_encoder_only else None,
                 taps=draft.taps if draft is not None else (),
                 quantization=config.quantization,
