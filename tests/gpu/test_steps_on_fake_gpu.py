@@ -196,6 +196,18 @@ def test_captured_steps_equal_eager_ones_and_the_cpu(
     )
 
 
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_other_modes_of_recording(
+    gpu: FakeGPU, tmp_path: Path, cpu_tokens: list[list[int]], mode: str
+) -> None:
+    worker = on_gpu(tmp_path, recording_mode=mode)
+    waits = gpu.host_reads, gpu.blocking_uploads
+    replays = gpu.replays
+    assert generate(worker, 5) == cpu_tokens[:2]
+    assert (gpu.host_reads, gpu.blocking_uploads) == waits
+    assert gpu.replays - replays == {"full": 2 + 4, "piecewise": 2 * 5}[mode]
+
+
 def test_logprobs_and_long_bad_words_do_not_wait(
     gpu: FakeGPU, tmp_path: Path, cpu_tokens: list[list[int]]
 ) -> None:
