@@ -84,7 +84,7 @@ def choose_rounding(
             log.info("%s: activations are rounded to %s, as the checkpoint asks", method, each)
         else:
             log.info(
-                "%s: activations are not rounded to %s, as the checkpoint asks; "
+                "%s: activations are not rounded to %s, although the checkpoint asks for it; "
                 "activation_quantization=%s",
                 method,
                 each,

@@ -66,7 +66,7 @@ def test_when_it_is_done(
     asked = AskedRounding("int8", 128)
     chosen = choose_rounding(setup, "test", "block_weight", [asked, None])
     assert chosen == ({asked} if is_done else set())
-    said = "rounded to int8 with a scale per token and 128 columns, as the checkpoint asks"
+    said = "rounded to int8 with a scale per token and 128 columns"
     assert said in caplog.text and ("are not rounded" in caplog.text) != is_done
 
 

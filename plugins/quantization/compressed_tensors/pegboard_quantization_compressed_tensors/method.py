@@ -39,10 +39,13 @@ class CompressedTensors(FormatMethod):
             else []
         )
         self.schemes: dict[str, Scheme | None] = {}
+        is_left_out = False
         for group in reversed(each):  # the first group that names a target counts
-            self.schemes.update(dict.fromkeys(group.names("targets"), _scheme(config, group)))
-        inputs = [group.part("input_activations") for group in each]
-        if any(scheme is not None and scheme_rounding(scheme) is None for scheme in inputs):
+            scheme = _scheme(config, group)
+            self.schemes.update(dict.fromkeys(group.names("targets"), scheme))
+            asks = group.part("input_activations") is not None
+            is_left_out |= asks and (scheme is None or scheme.inputs is None)
+        if is_left_out:
             config.say_activations_are_not_quantized()
         self.roundings = {
             form: choose_rounding(setup, METHOD, form, asked)
