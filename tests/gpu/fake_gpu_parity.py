@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 from fake_gpu_engine import engine_on_fake_gpu
 from tiny_models import Reference, check_answers
 
-from pegboard import SamplingParams
+from pegboard import LLM, SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, detokenize=False)
+
+
+def check_two(reference: Reference, llm: LLM) -> None:
+    """The answers to two prompts are those of the reference."""
+    check_answers(reference, llm, (6, 17))
 
 
 def check_on_gpu(
@@ -22,10 +27,12 @@ def check_on_gpu(
     kernels: Collection[str] = (),
     *,
     by_triton: bool = False,
+    check: Callable[[Reference, LLM], None] = check_two,
     **settings: Any,
 ) -> None:
     """An engine on the fake GPU gives the tokens and logprobs of transformers, replays recorded
-    steps, and never waits for the device. by_triton, kernels: see `engine_on_fake_gpu`."""
+    steps, and never waits for the device. by_triton, kernels: see `engine_on_fake_gpu`. check:
+    what compares the tokens and logprobs."""
     chosen = {
         "skip_tokenizer_init": True,
         "dtype": "float32",
@@ -44,4 +51,4 @@ def check_on_gpu(
         llm.generate({"prompt_token_ids": [5, 7, 9]}, PARAMS, use_tqdm=False)
         assert (gpu.host_reads, gpu.blocking_uploads) == before, "no step waits for the device"
         assert gpu.replays - replays >= 2, "decodes are replayed"
-        check_answers(reference, llm, (6, 17))
+        check(reference, llm)

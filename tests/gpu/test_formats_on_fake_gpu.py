@@ -4,6 +4,7 @@ those of transformers with the dequantized weights."""
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
 from fake_gpu_parity import check_on_gpu
 from pegboard_kernel_triton import packed_product
-from stored_layouts import CASES, quantize, store_experts_in_mxfp4
+from stored_layouts import CASES, ROUNDED, quantize, store_experts_in_mxfp4
 from test_experts_parity import ARCHITECTURES
+from test_rounded_activations import check_rounded
 from tiny_models import Reference, make_model
 
 pytestmark = pytest.mark.usefixtures("interpreted_triton")
@@ -38,6 +40,7 @@ OFTEN = (
     "bitsandbytes",
 )
 """What every run tests: one format of each form."""
+ROUNDED_OFTEN = ("int8 per token",)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +61,23 @@ def test_quantized_checkpoints(case: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     reference = Reference(tmp_path, model)
     quantize(reference, case)
-    check_on_gpu(reference, PACKED)
+    check_on_gpu(reference, PACKED, activation_quantization="none")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in ROUNDED_OFTEN else pytest.mark.slow)
+        for case in ROUNDED
+    ],
+)
+def test_rounded_activations(case: str, tmp_path: Path) -> None:
+    """Where a GPU multiplies codes with codes, it does so without being asked."""
+    model = make_model("llama", **{**SIZES, "hidden_size": 128, "intermediate_size": 128})
+    model.save_pretrained(tmp_path)
+    reference = Reference(tmp_path, model)
+    quantize(reference, case)
+    check_on_gpu(reference, PACKED, check=partial(check_rounded, case=case, count=3))
 
 
 MIXTURE = {
@@ -81,7 +100,7 @@ def test_quantized_experts(case: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     reference = Reference(tmp_path, model)
     quantize(reference, case)
-    check_on_gpu(reference, PACKED)
+    check_on_gpu(reference, PACKED, activation_quantization="none")
 
 
 @pytest.mark.slow

@@ -181,7 +181,40 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             8,
         )
     )
-    return found + packed_products() + experts_and_adapters() + layers_with_states()
+    rounded = rounded_products("native" in native)
+    return found + packed_products() + rounded + experts_and_adapters() + layers_with_states()
+
+
+def rounded_products(has_float8: bool) -> list[tuple[Any, str, dict[str, Any], int]]:
+    """Return the rounding of activations, and their products with codes of 8 bits."""
+    from pegboard_kernel_triton import rounded_product
+
+    found = []
+    for is_float in (False, True)[: 1 + has_float8]:
+        code = "*u8" if is_float else "*i8"
+        rounding = {
+            "GROUP": 4096,
+            "MOST": 448.0 if is_float else 127.0,
+            "IS_FLOAT": is_float,
+            "IS_GIVEN": False,
+            "BLOCK": rounded_product.ROUNDED,
+        }
+        types = f"x *bf16, codes {code}, scales *fp32, given fp32"
+        found.append((rounded_product._round_rows, types, rounding, 4))
+        for size, tokens, rows in ((4096, 16, 32), (128, 64, 128), (4096, 64, 128)):
+            product = {
+                "COLUMNS": 4096,
+                "BLOCK": size,
+                "GROUP": size,
+                "IS_FLOAT": is_float,
+                "IS_WHOLE": size == 4096,
+                "TOKENS": tokens,
+                "ROWS": rows,
+                "WORDS": rounded_product.STEP // 4,
+            }
+            types = f"x {code}, x_scales scale *fp32, words *i32, out *bf16"
+            found.append((rounded_product._rounded_product, types, product, 4))
+    return found
 
 
 def packed_products() -> list[tuple[Any, str, dict[str, Any], int]]:
@@ -318,6 +351,8 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_store_kv",
         "_sample",
         "_packed_product",
+        "_round_rows",
+        "_rounded_product",
         "_multiply_experts",
         "_shrink",
         "_expand",

@@ -424,11 +424,89 @@ FLOATS = {
 """Formats that are multiplied with activations as they are."""
 
 
+def with_inputs(config: dict[str, Any], **inputs: Any) -> dict[str, Any]:
+    """Return a config of compressed-tensors that asks for rounded activations."""
+    (group,) = config["config_groups"].values()
+    inputs = {"num_bits": 8, "symmetric": True, "strategy": "token", **inputs}
+    return {**config, "config_groups": {"group_0": {**group, "input_activations": inputs}}}
+
+
+def as_static_w8a8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """Merged layers have different scales."""
+    tensors, values = as_w8a8(weight, bits, order)
+    return {**tensors, "input_scale": torch.tensor([0.04 if len(weight) > 64 else 0.02])}, values
+
+
+def as_large_fp8_blocks(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """Of 128 rows and columns. Those of a last block may be fewer."""
+    rows, columns = (-(-size // 128) for size in weight.shape)
+    whole = torch.nn.functional.pad(
+        weight, (0, columns * 128 - weight.shape[1], 0, rows * 128 - weight.shape[0])
+    )
+    blocks = whole.view(rows, 128, columns, 128)
+    scales = blocks.abs().amax((1, 3)) / 448
+    spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    spread = spread[: weight.shape[0], : weight.shape[1]]
+    codes = (weight / spread).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": scales}, codes.float() * spread
+
+
+def rounded_to_int8(x: Tensor, scale: Tensor) -> Tensor:
+    return (x / scale).round().clamp(-127, 127) * scale
+
+
+def rounded_to_float8(x: Tensor, scale: Tensor) -> Tensor:
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+def in_blocks(x: Tensor) -> Tensor:
+    """Return the largest magnitudes of 128 columns, for each column."""
+    largest = [part.abs().amax(-1, keepdim=True).expand_as(part) for part in x.split(128, -1)]
+    return torch.cat(largest, -1)
+
+
+_INT8 = of_groups("int-quantized", "channel", num_bits=8)
+_FLOAT8 = of_groups("float-quantized", "channel", num_bits=8, type="float")
+ROUNDED: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
+    "int8 per token": (with_inputs(_INT8, dynamic=True), as_w8a8, 8, False),
+    "int8 per tensor": (
+        with_inputs(_INT8, dynamic=False, strategy="tensor"),
+        as_static_w8a8,
+        8,
+        False,
+    ),
+    "float8 per token": (with_inputs(_FLOAT8, dynamic=True, type="float"), as_float8, 8, False),
+    "static fp8": ({"quant_method": "fp8", "activation_scheme": "static"}, as_fp8, 8, False),
+    "fp8 in groups": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        as_large_fp8_blocks,
+        8,
+        False,
+    ),
+}
+"""Checkpoints that ask for rounded activations (W8A8)."""
+ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "int8 per token": lambda x: rounded_to_int8(x, x.abs().amax(-1, keepdim=True) / 127),
+    "int8 per tensor": lambda x: rounded_to_int8(x, torch.tensor(0.04)),
+    "float8 per token": lambda x: rounded_to_float8(x, x.abs().amax(-1, keepdim=True) / 448),
+    "static fp8": lambda x: rounded_to_float8(x, torch.tensor(0.1)),
+    "fp8 in groups": lambda x: rounded_to_float8(x, in_blocks(x) / 448),
+}
+"""What they ask for."""
+
+
+def round_inputs(reference: Any, case: str) -> None:
+    """Let the reference round what its quantized layers multiply."""
+    for name, module in reference.model.named_modules():
+        if name.endswith(LINEAR):
+            module.register_forward_pre_hook(lambda _, given: (ROUNDINGS[case](given[0]),))
+
+
 def quantize(reference: Any, case: str, auto: Any = AutoModelForCausalLM, part: str = "") -> None:
     """Replaces the linear layers of the checkpoint by what a case makes of them, and the model by
     one with their values. auto: the class that reads it. part: of the names of layers to
     quantize."""
-    config, store, bits, order = CASES[case]
+    config, store, bits, order = {**CASES, **ROUNDED}[case]
     path = reference.directory / "model.safetensors"
     stored = {}
     dense = {}

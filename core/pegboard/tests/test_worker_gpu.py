@@ -664,7 +664,10 @@ def test_the_fake_refuses_what_a_gpu_refuses(gpu: FakeGPU) -> None:
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ("load", "the weights do not fit: .*; raise tensor_parallel_size or cpu_offload_gb, or set"),
+        (
+            "load",
+            "the weights do not fit: .*; raise tensor_parallel_size or cpu_offload_gb, or set",
+        ),
         ("profile", "a step does not fit: .*; lower max_num_batched_tokens, max_num_seqs or gpu_m"),
         ("warm-up", "a step does not fit: .*; lower max_num_batched_tokens"),
         ("step", "a step does not fit: .*; lower max_num_batched_tokens"),

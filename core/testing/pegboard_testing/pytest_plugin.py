@@ -70,10 +70,11 @@ def interpreted_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         from triton.runtime.interpreter import InterpreterBuilder
     except ImportError:
         pytest.skip("triton is not installed")
-    from pegboard_testing.fake_triton import corrected_products, rounded_casts
+    from pegboard_testing.fake_triton import corrected_products, rounded_casts, rounded_float8
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", corrected_products())
     monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounded_casts())
+    monkeypatch.setattr(InterpreterBuilder, "create_fp_to_fp", rounded_float8())
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,8 @@ from pegboard.ops.blocks import Blocks
 from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
 from pegboard.ops.linear import make_float_weight
+from pegboard.ops.rounding import Rounding
+from pegboard_weights.asked_rounding import SCALE, AskedRounding, checked_scale, kernel_of
 from pegboard_weights.composed import (
     Bound,
     BoundExperts,
@@ -204,6 +206,11 @@ class FormatMethod:
         checkpoint ("model.layers.0.self_attn.q_proj"), which is one part of the layer."""
         raise AssertionError(f"{type(self).__name__} overrides reader")
 
+    def rounding(self, module: str, layer: AnyLayer) -> AskedRounding | None:
+        """Return how the activations of a quantized module are to be rounded. See
+        `choose_rounding`."""
+        return None
+
     def linear(self, layer: LinearLayer) -> StoredWeight | None:
         return self._weight(layer, layer.parts, (layer.out_features, layer.in_features))
 
@@ -232,6 +239,12 @@ class FormatMethod:
             self.setup,
         )
         weight.num_experts = 0 if isinstance(layer, EmbeddingLayer) else layer.num_experts
+        if isinstance(layer, LinearLayer):
+            weight.asked = {
+                part: asked
+                for part, reader in readers.items()
+                if reader and (asked := self.rounding(module_of(part), whole))
+            }
         return weight
 
 
@@ -248,12 +261,13 @@ def columns_of(layer: AnyLayer) -> int:
 @dataclass(slots=True)
 class Span:
     """Adjacent rows [start, stop) of a weight that are held in one op. readers: of the parts in
-    these rows."""
+    these rows. rounding: of the activations; weights of floats have none."""
 
     start: int
     stop: int
     form: Form
     transform: Transform | None
+    rounding: Rounding | None
     readers: dict[Part, Reader]
     op: Any = None
 
@@ -262,7 +276,7 @@ class StoredWeight:
     """One matrix [rows, columns]. See `pegboard.interfaces.quantization.WeightMethod`. Pieces are
     kept until `finish`. Rows without a part (of a padded vocabulary) stay zero. Readers read the
     checkpoint's matrices as a whole, and what this rank holds is cut out of that. num_experts: see
-    `LinearLayer`."""
+    `LinearLayer`. asked: how the activations of parts are rounded."""
 
     IS_TABLE = False
     num_experts = 0
@@ -281,6 +295,7 @@ class StoredWeight:
         self.wanted: dict[str, WantedWeight] = {}
         self.pieces: dict[str, WeightPiece] = {}
         self.spans: list[Span] = []
+        self.asked: dict[Part, AskedRounding] = {}
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         """A part of which the checkpoint has none of the format's tensors, but plain floats, is
@@ -297,6 +312,7 @@ class StoredWeight:
                 and not others & available.keys()
             ):
                 self.readers[part] = KeptFloats()
+                self.asked.pop(part, None)
                 tensors = self.readers[part].tensors(*self._source(part), available)
             chosen = self.readers[part]
             if part.cut is not None and isinstance(chosen, BoxReader):
@@ -307,6 +323,8 @@ class StoredWeight:
             if part.cut is None:
                 tensors = [dataclasses.replace(weight, is_first=False) for weight in tensors]
             wanted += tensors
+            if part in self.asked and self.asked[part].is_static:
+                wanted.append(stored_as(available, f"{module_of(part)}.{SCALE}", (1,), ()))
         self.wanted = joined(wanted)
         return list(self.wanted.values())
 
@@ -371,25 +389,21 @@ class StoredWeight:
                 *part.rows,
                 self._form(part, reader, pieces),
                 self._transform(part, reader, pieces),
+                self._rounding(part, pieces),
                 {part: reader},
             )
             for part, reader in self.readers.items()
         ]
-        is_one = all(
-            span.form == reads[0].form and are_equal(span.transform, reads[0].transform)
-            for span in reads
-        )
+        for span in reads:
+            span.rounding = None if span.form == "float_weight" else span.rounding
+        is_one = all(_are_alike(span, reads[0]) for span in reads)
         step = (
             self.shape[0] // self.num_experts if self.num_experts and not is_one else self.shape[0]
         )
         spans: list[Span] = []
         for span in reads:
             last = spans[-1] if spans and span.start % step else None
-            if (
-                last is not None
-                and last.form == span.form
-                and are_equal(last.transform, span.transform)
-            ):
+            if last is not None and _are_alike(last, span):
                 last.readers |= span.readers
                 last.stop = span.stop
             else:
@@ -417,21 +431,40 @@ class StoredWeight:
         )
         return None if transform is None else transform.to(self.setup)
 
+    def _rounding(self, part: Part, pieces: Pieces) -> Rounding | None:
+        """Return how the activations of a part are rounded. The scale is the largest one of all
+        parts for which the same is asked."""
+        asked = self.asked.get(part)
+        if asked is None or not asked.is_static:
+            return None if asked is None else asked.rounding()
+        names = {f"{module_of(each)}.{SCALE}" for each, of in self.asked.items() if of == asked}
+        scales = [
+            checked_scale(float(floats(pieces, name).float().max()), name) for name in sorted(names)
+        ]
+        return asked.rounding(max(scales))
+
     def _make(self, span: Span, pieces: Pieces) -> Any:
         setup = self.setup
         shape = (span.stop - span.start, self.shape[1])
         if span.form == "float_weight":
             return make_float_weight(setup, shape, self.IS_TABLE)
-        return setup.kernels[span.form](
+        more = {} if span.rounding is None else {"rounding": span.rounding}
+        return kernel_of(setup, span.form, span.rounding)(
             shape,
             getattr(torch, setup.dtype),
             setup.device,
             is_table=self.IS_TABLE,
             cache=self._cache_entry(span, shape, pieces),
+            **more,
         )
 
     def _fill(self, span: Span, pieces: Pieces) -> None:
         for part, reader in span.readers.items():
+            if span.rounding is not None and span.rounding != self._rounding(part, pieces):
+                raise ModelError(
+                    f"a reload must not change {SCALE} of {module_of(part)}: load the checkpoint "
+                    "in a new engine"
+                )
             rows = self._read(part, reader, pieces)
             start = part.rows[0] - span.start
             if span.form == "float_weight":
@@ -516,6 +549,15 @@ class StoredWeight:
 
     def tensors(self) -> list[Tensor]:
         return list(self.weight().tensors())
+
+
+def _are_alike(one: Span, other: Span) -> bool:
+    """Return whether one op can hold both."""
+    return (
+        one.form == other.form
+        and one.rounding == other.rounding
+        and are_equal(one.transform, other.transform)
+    )
 
 
 def _cut_key(part: Part) -> list[object]:

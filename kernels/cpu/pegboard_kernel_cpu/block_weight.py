@@ -13,6 +13,7 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.blocks import Blocks
+from pegboard.ops.rounding import Rounding
 from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.packed_weight import GROUP, PackedWeight
@@ -120,11 +121,21 @@ class NativeBlockWeight(PackedWeight):
         device: torch.device | str,
         is_table: bool = False,
         cache: RepackEntry | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
-        super().__init__(shape, dtype, device, is_table, cache)
+        super().__init__(shape, dtype, device, is_table, cache, rounding)
         self._orders: list[Tensor] = []
 
+    @classmethod
+    def takes(cls, rounding: Rounding, is_faster: bool) -> bool:
+        """See `BlockWeight`. Without a rounding, activations are int8 with finer scales. A scale
+        per token lets the sums of a whole row be integers."""
+        is_computed = rounding.type == "int8" and rounding.group % 32 == 0
+        return is_computed and not is_faster
+
     def write(self, start: int, rows: Blocks) -> None:
+        if self.rounding is not None and rows.order is not None:
+            raise ModelError("columns in another order are not multiplied with rounded activations")
         if not self.run_of(start, rows).is_computable(self.shape[1]):
             raise ModelError(
                 f"blocks of {rows.block_size} columns with {rows.bits} bits are not computed for "
@@ -219,7 +230,7 @@ class NativeBlockWeight(PackedWeight):
         )
 
     def linear(self, segments: Sequence[Segment], shape: tuple[int, int]) -> "NativeBlockLinear":
-        return NativeBlockLinear(segments, shape, has_tiles=not self.IS_INVARIANT)
+        return NativeBlockLinear(segments, shape, self.rounding, has_tiles=not self.IS_INVARIANT)
 
     def together(self, experts: list[list[Segment]], bias: Tensor | None) -> NativeExperts | None:
         kinds = {
@@ -230,7 +241,7 @@ class NativeBlockWeight(PackedWeight):
             return None
         slices = []
         for segments in zip(*experts, strict=True):
-            products = [_arguments(segment, self.shape[1]) for segment in segments]
+            products = [_arguments(each, self.shape[1], self.rounding) for each in segments]
             for expert, product in enumerate(products):
                 product.bias = (
                     None if bias is None else bias[expert, segments[0].start :].data_ptr()
@@ -239,7 +250,7 @@ class NativeBlockWeight(PackedWeight):
         return NativeExperts("experts_blocks", ExpertsBlocks, slices, self._inputs, (experts, bias))
 
     def _inputs(self, x: Tensor) -> tuple[dict[str, Tensor], list[Call]]:
-        return _quantized(x, has_tiles=not self.IS_INVARIANT)
+        return _quantized(x, None, self.rounding, has_tiles=not self.IS_INVARIANT)
 
     def form_of(self, segment: Segment, is_shared: bool) -> list[Any] | None:
         if segment.order is not None:
@@ -274,10 +285,16 @@ class NativeBlockLinear:
     multiplies them with every segment."""
 
     def __init__(
-        self, segments: Sequence[Segment], shape: tuple[int, int], *, has_tiles: bool
+        self,
+        segments: Sequence[Segment],
+        shape: tuple[int, int],
+        rounding: Rounding | None,
+        *,
+        has_tiles: bool,
     ) -> None:
         self.segments = list(segments)
         self.shape = shape
+        self.rounding = rounding
         self.has_tiles = has_tiles
         self.orders = list({id(segment.order): segment.order for segment in segments}.values())
         self.is_padded = sum(segment.stop - segment.start for segment in segments) != shape[0]
@@ -289,14 +306,14 @@ class NativeBlockLinear:
             raise refusal("has rows without weights (a padded vocabulary)")
         reads: dict[int, dict[str, Tensor]] = {}
         for order in self.orders:
-            reads[id(order)], before = _quantized(x, order, has_tiles=self.has_tiles)
+            reads[id(order)], before = _quantized(x, order, self.rounding, has_tiles=self.has_tiles)
             calls += before
         out = new(x, self.shape[0])
         if self.is_padded:
             out.zero_()
         for segment in self.segments:
             columns = out if len(self.segments) == 1 else out[:, segment.start : segment.stop]
-            arguments = _arguments(segment, self.shape[1])
+            arguments = _arguments(segment, self.shape[1], self.rounding)
             calls.append(
                 Call(
                     "linear_blocks",
@@ -310,23 +327,27 @@ class NativeBlockLinear:
         return out
 
 
-def _arguments(segment: Segment, columns: int) -> LinearBlocks:
+def _arguments(segment: Segment, columns: int, rounding: Rounding | None) -> LinearBlocks:
     rows = segment.stop - segment.start
     return LinearBlocks(
-        weight=segment.packed.data_ptr(), rows=rows, columns=columns, format=segment.format
+        weight=segment.packed.data_ptr(),
+        rows=rows,
+        columns=columns,
+        format=segment.format,
+        is_whole=rounding is not None and rounding.group in (0, columns),
     )
 
 
 def _quantized(
-    x: Tensor, order: Tensor | None = None, *, has_tiles: bool
+    x: Tensor, order: Tensor | None, rounding: Rounding | None, *, has_tiles: bool
 ) -> tuple[dict[str, Tensor], list[Call]]:
     """Return x as the products read it, and the calls that must run before."""
     calls: list[Call] = []
     if type(x) is Value:
-        parts = x.recorder.quantized(x, order)
+        parts = x.recorder.quantized(x, order, rounding)
     else:
-        parts = new_quantized(x)
-        calls.append(quantize_call(x, order, fields_of(parts)))
+        parts = new_quantized(x, rounding)
+        calls.append(quantize_call(x, order, fields_of(parts), rounding))
     names = ("x", "x_scales", "x_sums", "x_words")[: 4 if has_tiles else 3]
     return dict(zip(names, parts, strict=False)), calls
 

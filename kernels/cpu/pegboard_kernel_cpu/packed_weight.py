@@ -14,6 +14,7 @@ from torch import Tensor
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.quantization import ExpertMemory, RepackEntry
 from pegboard.ops.experts import one_by_one
+from pegboard.ops.rounding import Rounding
 from pegboard_kernel_cpu.repack import open_packed, store_packed
 
 GROUP = 16
@@ -63,16 +64,23 @@ class PackedWeight:
         device: torch.device | str,
         is_table: bool = False,
         cache: RepackEntry | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
         if dtype != torch.float32:
             raise ValueError(f"native packed weights compute in float32 only, not in {dtype}")
         if shape[1] % 32:
             raise ModelError(f"packed weights need a multiple of 32 columns, not {shape[1]}")
         self.shape = shape
+        self.rounding = rounding
         self.is_table = is_table
         self.cache = cache
         self._written: list[tuple[int, Any]] = []
         self.segments: list[Any] = []
+
+    @classmethod
+    def takes(cls, rounding: Rounding, is_faster: bool) -> bool:
+        """See `BlockWeight`."""
+        return False
 
     def run_of(self, start: int, rows: Any) -> Any:
         """Return the run of these rows."""

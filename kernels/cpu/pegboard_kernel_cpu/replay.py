@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pegboard.ops.rounding import Rounding
 from pegboard_kernel_cpu.constants import Computed, ConstantNotes, Constants
 from pegboard_kernel_cpu.functions import FUNCTIONS, record
 from pegboard_kernel_cpu.library import library
@@ -88,7 +89,7 @@ class Recorder:
         self.rows = rows
         self.calls: list[Call] = []
         self.keep: list[Any] = []
-        self._quantized: dict[tuple[Buffer, int], tuple[Tensor, ...]] = {}
+        self._quantized: dict[tuple[Buffer, int, Rounding | None], tuple[Tensor, ...]] = {}
         self._words: dict[Buffer, Tensor] = {}
         self._turned: dict[Buffer, list[Value]] = {}
 
@@ -230,17 +231,22 @@ class Recorder:
         unrotated."""
         self._turned.setdefault(value.buffer, []).append(value)
 
-    def quantized(self, value: Value, order: Tensor | None = None) -> tuple[Tensor, ...]:
+    def quantized(
+        self, value: Value, order: Tensor | None = None, rounding: Rounding | None = None
+    ) -> tuple[Tensor, ...]:
         """Return the parts of `value` in quantized form (csrc/quantize.h), with its columns in
-        another order if one is given. If the kernel that computes the value can quantize it, it
-        does; otherwise a separate call is appended."""
-        key = value.buffer, 0 if order is None else order.data_ptr()
+        another order, or rounded as a checkpoint asks, if that is given. If the kernel that
+        computes the value can quantize it, it does; otherwise a separate call is appended."""
+        key = value.buffer, 0 if order is None else order.data_ptr(), rounding
         known = self._quantized.get(key)
         if known is not None and value.is_whole:
             return known
-        parts = new_quantized(value)
+        parts = new_quantized(value, rounding)
         fields = fields_of(parts)
-        self._write(value, order, fields)
+        if rounding is None:
+            self._write(value, order, fields)
+        else:
+            submit(value, quantize_call(value, order, fields, rounding))
         if value.is_whole:
             self._quantized[key] = parts
         return parts

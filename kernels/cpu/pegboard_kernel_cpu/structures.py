@@ -36,6 +36,8 @@ class Quantize(Structure):
         ("to", Quantized),
         ("columns", c_int64),
         ("order", c_void_p),
+        ("group", c_int64),
+        ("scale", c_float),
     )
 
 
@@ -88,6 +90,7 @@ class LinearBlocks(Structure):
         ("rows", c_int64),
         ("columns", c_int64),
         ("format", Format),
+        ("is_whole", c_int32),
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import CannotRecord
+from pegboard.ops.rounding import Rounding
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.structures import WORDS_GAP, Quantize
 
@@ -86,12 +87,13 @@ def new(x: Tensor, width: int, dtype: torch.dtype = torch.float32, copies: int =
     return out.view(rows, width) if copies * x.copies > 1 else out
 
 
-def new_quantized(x: Tensor) -> tuple[Tensor, ...]:
+def new_quantized(x: Tensor, rounding: Rounding | None = None) -> tuple[Tensor, ...]:
     """Return memory for x as the products with integers read it: the parts of csrc/quantize.h, of
-    which only levels with matrix tiles have the last one."""
+    which only levels with matrix tiles have the last one. Tiles do not round as a checkpoint
+    asks."""
     width = x.shape[1]
     parts = new(x, width, torch.int8), new(x, width // 32), new(x, width // 16)
-    return (*parts, new_words(x)) if library().has_tiles else parts
+    return (*parts, new_words(x)) if library().has_tiles and rounding is None else parts
 
 
 def words_of(x: Tensor) -> tuple[dict[str, Tensor], list[Call]]:
@@ -115,10 +117,15 @@ def fields_of(parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
     return dict(zip(("to.codes", "to.scales", "to.sums", "to.words"), parts, strict=False))
 
 
-def quantize_call(x: Tensor, order: Tensor | None, to: dict[str, Tensor]) -> Call:
-    """Return the call that quantizes x (csrc/quantize.h). order: int64 [columns]; None = its
-    own."""
+def quantize_call(
+    x: Tensor, order: Tensor | None, to: dict[str, Tensor], rounding: Rounding | None = None
+) -> Call:
+    """Return the call that quantizes x (csrc/quantize.h). order: int64 [columns]; None = its own.
+    rounding: to int8, of columns in their order; None = per token and 32 columns."""
     arguments = Quantize(columns=x.shape[1], order=None if order is None else order.data_ptr())
+    if rounding is not None:
+        arguments.group = rounding.group or x.shape[1]
+        arguments.scale = rounding.scale or 0
     return Call("quantize", arguments, {"x": x}, to, order)
 
 

@@ -17,6 +17,7 @@ from pegboard_kernel_cpu.library import library
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackCache, RepackEntry
 from pegboard.ops.blocks import Blocks, BlockWeight
+from pegboard.ops.rounding import Rounding
 from pegboard_testing.contract_float_weight import FloatWeightContract
 from pegboard_testing.held_memory import held_bytes
 from pegboard_testing.stored_rows import COLUMNS, FORMATS, HALF, blocks_of
@@ -113,6 +114,68 @@ def test_every_format_with_few_and_many_tokens(form: tuple) -> None:
     assert held_bytes(weight) <= 48 / 40 * packed + 64, (
         "codes take their own bits, and scales are kept as they are stored"
     )
+
+
+@SOME
+@given(
+    st.sampled_from([(8, COLUMNS, HALF, ""), (8, 64, HALF, "both"), (8, 32, torch.float32, "")]),
+    st.sampled_from((0, 96)),
+    st.sampled_from((None, 0.02)),
+    st.integers(1, 70),
+    tokens,
+    st.integers(0, 999),
+)
+def test_activations_are_rounded_as_a_checkpoint_asks(
+    form: tuple, group: int, scale: float | None, rows: int, count: int, seed: int
+) -> None:
+    """Scales per token, per group and given; weights with one scale per row, and with blocks. Many
+    tokens are not multiplied in another way."""
+    rounding = Rounding("int8", group, scale)
+    weights = [
+        kind((rows, COLUMNS), torch.float32, "cpu", rounding=rounding)
+        for kind in (NativeBlockWeight, BlockWeight)
+    ]
+    for weight in weights:
+        weight.write(0, blocks_of(form, rows, COLUMNS, seed))
+        weight.finish()
+    native, reference = weights
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-126, 127, (count, COLUMNS), generator=generator)
+    codes[:, :: group or COLUMNS] = 127
+    x = (codes + torch.rand(codes.shape, generator=generator) * 0.8 - 0.4) * (scale or 0.1)
+    x[:, :: group or COLUMNS] = 127 * (scale or 0.1)
+    assert torch.equal(rounding.quantize(x)[0].long(), codes), "no code is a matter of rounding"
+    expected = reference.bind()(x)
+    bound = 1e-5 * float((rounding.rounded(x).abs() @ reference.dense().abs().T).max())
+    torch.testing.assert_close(native.bind()(x), expected, rtol=0, atol=bound)
+
+
+def test_experts_round_what_they_multiply() -> None:
+    rounding = Rounding("int8")
+    weights = [
+        kind((96, COLUMNS), torch.float32, "cpu", rounding=rounding)
+        for kind in (NativeBlockWeight, BlockWeight)
+    ]
+    starts = torch.tensor([0, 2, 2, 50], dtype=torch.int32)
+    x = torch.randint(-126, 127, (50, COLUMNS)).float()
+    x[:, 0] = 127
+    products = []
+    for weight in weights:
+        weight.write(0, blocks_of((8, COLUMNS, HALF, ""), 96, COLUMNS, 3))
+        weight.finish()
+        products.append(weight.bind_experts(3, None)(x, starts))
+    assert torch.allclose(*products, rtol=0, atol=1e-5 * float(products[1].abs().max()) * 10)
+
+
+def test_only_roundings_to_whole_parts_are_taken() -> None:
+    taken = [Rounding("int8"), Rounding("int8", 64), Rounding("int8", 0, 0.1)]
+    assert all(NativeBlockWeight.takes(each, False) for each in taken)
+    others = [Rounding("int8", 48), Rounding("float8_e4m3fn")]
+    assert not any(NativeBlockWeight.takes(each, False) for each in others)
+    weight = NativeBlockWeight((16, COLUMNS), torch.float32, "cpu", rounding=taken[0])
+    rows = blocks_of((8, COLUMNS, HALF, ""), 16, COLUMNS, 3)
+    with pytest.raises(ModelError, match="another order"):
+        weight.write(0, replace(rows, order=torch.randperm(COLUMNS)))
 
 
 @SOME

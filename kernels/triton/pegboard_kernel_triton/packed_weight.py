@@ -17,8 +17,16 @@ from pegboard.interfaces.quantization import ExpertMemory, RepackEntry
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
+from pegboard.ops.rounding import Rounding, after_rounding
 from pegboard_kernel_triton.packed_form import Packed, joined, pack_blocks, pack_codes
 from pegboard_kernel_triton.packed_product import Experts, multiply
+from pegboard_kernel_triton.rounded_product import (
+    STEP,
+    has_codes,
+    multiplies,
+    multiply_codes,
+    round_rows,
+)
 
 Parts = list[tuple[tuple[int, int], Tensor | None]]
 """The rows of each part of an expert, and the number of its order for each expert."""
@@ -101,12 +109,20 @@ class PackedWeight:
         device: torch.device | str,
         is_table: bool = False,
         cache: RepackEntry | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
         self.shape = shape
+        self.rounding = rounding
         self.dtype = dtype
         self.device = device
         self.segments: list[Segment] = []
         self._written: list[Segment] = []
+
+    @classmethod
+    def takes(cls, rounding: Rounding, is_faster: bool) -> bool:
+        """See `BlockWeight`. Where codes are not multiplied with codes (`has_codes`), activations
+        are rounded to what their codes stand for."""
+        return not is_faster or (multiplies(rounding.type) and rounding.group % STEP == 0)
 
     def pack(self, rows: Any) -> tuple[Packed, Tensor | None]:
         """Return rows in packed order, and the order of their columns."""
@@ -145,7 +161,16 @@ class PackedWeight:
 
     def bind(self) -> Callable[[Tensor], Tensor]:
         """See `BlockWeight`."""
-        return partial(_multiply, _products(self.segments), self.shape[0])
+        return self._product(self.segments, self.shape[0])
+
+    def _product(self, segments: list[Segment], num_rows: int) -> Callable[[Tensor], Tensor]:
+        products = _products(segments)
+        rounding = self.rounding
+        if rounding is not None and all(
+            each.order is None and has_codes(each.packed, rounding) for each in products
+        ):
+            return partial(_multiply_codes, products, num_rows, rounding)
+        return after_rounding(rounding, partial(_multiply, products, num_rows))
 
     def bind_experts(
         self, num_experts: int, bias: Tensor | None
@@ -155,9 +180,10 @@ class PackedWeight:
         rows = self.shape[0] // num_experts
         if (parts := self._equal_parts(num_experts)) is not None:
             (segment,) = self.segments
-            return partial(_multiply_experts, segment, rows, parts, bias)
+            call = partial(_multiply_experts, segment, rows, parts, bias)
+            return after_rounding(self.rounding, call)
         calls = [
-            partial(_multiply, _products(self._between(first, first + rows)), rows)
+            self._product(self._between(first, first + rows), rows)
             for first in range(0, self.shape[0], rows)
         ]
         return one_by_one(calls, rows, bias)
@@ -262,6 +288,21 @@ def _multiply(products: list[Segment], num_rows: int, x: Tensor) -> Tensor:
     out = new(len(x), num_rows)
     for product in products:
         multiply(x, product.packed, product.order, out[:, product.start : product.stop])
+    return out
+
+
+def _multiply_codes(
+    products: list[Segment], num_rows: int, rounding: Rounding, x: Tensor
+) -> Tensor:
+    """Return what `_multiply` does, of activations that are rounded. See `has_codes`."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    is_padded = sum(product.stop - product.start for product in products) != num_rows
+    new = x.new_zeros if is_padded else x.new_empty
+    out = new(len(x), num_rows)
+    codes, scales = round_rows(x, rounding)
+    for product in products:
+        place = out[:, product.start : product.stop]
+        multiply_codes(codes, scales, product.packed, rounding, place)
     return out
 
 

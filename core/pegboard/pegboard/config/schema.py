@@ -63,6 +63,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         doc("Quantization plugin; default: the one the checkpoint names", is_common=True),
     ] = None
+    activation_quantization: Annotated[
+        Literal["auto", "checkpoint", "none"],
+        doc(
+            "Whether activations are rounded to 8 bits where the checkpoint asks for it (W8A8): "
+            "auto = where that is faster"
+        ),
+    ] = "auto"
     load_format: Annotated[str, doc("Weight loader plugin; auto = the one that fits the files")] = (
         "auto"
     )

@@ -73,7 +73,8 @@ class QuantizationSetup:
     """config: the checkpoint's quantization config, {} if there is none. dtype, device: of
     activations, torch names. kernels: bound ops by name (a reference of `pegboard.ops`, or a faster
     version). repack_cache: None = packed weights are not kept. plain_dtype: torch name of the type
-    that weights of floats are held in; None = dtype."""
+    that weights of floats are held in; None = dtype. rounding: when activations are rounded as the
+    checkpoint asks: "checkpoint" = always, "auto" = where a kernel is faster with it, "none"."""
 
     config: Mapping[str, Any]
     dtype: str
@@ -81,6 +82,7 @@ class QuantizationSetup:
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     repack_cache: RepackCache | None = None
     plain_dtype: str | None = None
+    rounding: str = "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pegboard.ops.linear import FloatWeight
+from pegboard.ops.rounding import Rounding, after_rounding
 
 if TYPE_CHECKING:
     from pegboard.interfaces.quantization import ExpertMemory, RepackEntry
@@ -85,7 +86,8 @@ class BlockWeight:
     This reference dequantizes in `finish` and computes in `dtype`. A kernel plugin's class (weight
     format `block_weight`) has the same methods and multiplies the integers. is_table: rows are also
     looked up (an embedding). cache: keeps the packed layout of this weight between starts; None =
-    it is not kept.
+    it is not kept. rounding: of what is multiplied; None = a kernel may round it as finely as its
+    tests declare.
     """
 
     FLOAT: ClassVar[type[FloatWeight]] = FloatWeight
@@ -98,9 +100,17 @@ class BlockWeight:
         device: torch.device | str,
         is_table: bool = False,
         cache: RepackEntry | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
         self.shape = shape
+        self.rounding = rounding
         self._float = self.FLOAT(shape, dtype, device, is_table)
+
+    @classmethod
+    def takes(cls, rounding: Rounding, is_faster: bool) -> bool:
+        """Return whether products can be computed with this rounding. is_faster: also faster than
+        without it."""
+        return not is_faster
 
     def restore(self) -> bool:
         """Take the layout that an earlier start left in the cache. Returns True if the weight is
@@ -119,14 +129,15 @@ class BlockWeight:
 
     def bind(self) -> Callable[[Tensor], Tensor]:
         """Return the callable [T, in] → [T, out]."""
-        return self._float.bind()
+        return after_rounding(self.rounding, self._float.bind())
 
     def bind_experts(
         self, num_experts: int, bias: Tensor | None
     ) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the callable of a weight of experts: (x [N, in], starts [E + 1]) → [N, out / E].
         See `ExpertsMethod`."""
-        return self._float.bind_experts(num_experts, bias)
+        call = self._float.bind_experts(num_experts, bias)
+        return after_rounding(self.rounding, call)
 
     def expert_memory(self, num_experts: int) -> "ExpertMemory | None":
         """See `MovableExpertsMethod`."""

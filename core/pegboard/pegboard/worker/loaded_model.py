@@ -177,6 +177,7 @@ class LoadedModel:
             kernels=setup.kernels,
             repack_cache=repack_cache(setup.config, self.checkpoint),
             plain_dtype=setup.config.dtype,
+            rounding=setup.config.activation_quantization,
         )
         return setup.registry.build(entry, quantization_setup)
 

@@ -48,13 +48,15 @@ typedef struct {
     const float *bias; /* [rows] or NULL */
     int64_t rows, columns;
     Format format;
+    int32_t is_whole; /* the scales of a token's activations are equal */
 } LinearBlocks;
 
 EXPORT void quantize(const Step *step, Worker *worker, const void *arguments) {
     const Quantize *a = arguments;
     for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
         const float *x = a->x + t * a->x_stride;
-        if (a->order) quantize_in_order(x, &a->to, a->columns, t, a->order);
+        if (a->group) quantize_as_asked(x, &a->to, a->columns, t, a->group, a->scale);
+        else if (a->order) quantize_in_order(x, &a->to, a->columns, t, a->order);
         else quantize_row(x, &a->to, a->columns, t);
     }
 }
@@ -186,6 +188,40 @@ INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, 
     for (int t = 0; t < tokens; t++) put_results(a, token + t, row + vector * LANES, sums[t]);
 }
 
+/* Most columns whose products of bytes fit a sum of 32 bits. */
+#define MOST_WHOLE 65536
+
+/* As `tile`, for codes of 8 bits that are multiplied with one scale per row, and with activations that have one per token: all sums
+ * are integers. x_sums of all parts are added for the offset of the codes. */
+INLINE void whole_tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, int vector, const uint8_t *record) {
+    const int64_t columns = a->columns, num_parts = columns / PART;
+    const int8_t *x = a->x + token * columns;
+    const int zero = a->format.zero + SIGNED_OFFSET;
+    Scales scales;
+    vint totals[TOKENS][WIDTH];
+    record = read_scales(record, a->format.scale_type & 1, NO_SHIFT, a->format.zero, SIGNED_OFFSET, vector, NULL, &scales);
+    for (int t = 0; t < tokens; t++)
+        for (int v = 0; v < WIDTH; v++) totals[t][v] = (vint){0};
+    for (int64_t part = 0; part < num_parts; part++, record += BYTES_PER_BIT * 8) {
+        vint dots[TOKENS][WIDTH];
+        if (!vector) fetch(record, BYTES_PER_BIT * 8);
+        dots_of(record, SIGNED, 0, QUADS, vector, x + part * PART, columns, tokens, dots);
+        for (int t = 0; t < tokens; t++)
+            for (int v = 0; v < WIDTH; v++) totals[t][v] += dots[t][v];
+    }
+    for (int t = 0; t < tokens; t++) {
+        const int64_t first = (token + t) * num_parts;
+        vfloat sums[WIDTH];
+        float x_sum = 0;
+        for (int64_t part = 0; part < num_parts && zero; part++) x_sum += a->x_sums[(first + part) * 2];
+        for (int v = 0; v < WIDTH; v++) {
+            sums[v] = __builtin_convertvector(totals[t][v], vfloat) * (scales.scale[v] * splat(a->x_scales[first]));
+            sums[v] += scales.minimum[v] * splat(x_sum);
+        }
+        put_results(a, token + t, row + vector * LANES, sums);
+    }
+}
+
 #if defined(__AMX_BF16__)
 
 /* Write a part as bfloat16 numbers, [16 pairs of columns][16 rows][2]. bits: 4, or bytes that are signed (8) or not (7). sets: of scales. */
@@ -282,6 +318,23 @@ INLINE void tiles(const LinearBlocks *a, int64_t token, int64_t end, int64_t row
     TILES(2)
 #endif
     TILES(1)
+}
+
+static void tiles_whole(const LinearBlocks *a, int64_t token, int64_t end, int64_t row, const uint8_t *record) {
+#define WHOLE_TILES(count)                                                                                                       \
+    for (; token + count <= end; token += count)                                                                                 \
+        for (int v = 0; v < VECTORS; v += WIDTH) whole_tile(a, count, token, row, v, record);
+    WHOLE_TILES(TOKENS)
+#if TOKENS > 8
+    WHOLE_TILES(8)
+#endif
+#if TOKENS > 4
+    WHOLE_TILES(4)
+#endif
+#if TOKENS > 2
+    WHOLE_TILES(2)
+#endif
+    WHOLE_TILES(1)
 }
 
 /* Return one code of a packed part: of a quad and one of its columns. */
@@ -453,7 +506,9 @@ static Tiles variant_of(const Format *f) {
 
 /* Compute the results of the tokens [start, end), at most TOKEN_BLOCK, for the groups [group, stop). */
 INLINE void block_task(const LinearBlocks *a, int64_t start, int64_t end, int64_t group, int64_t stop) {
-    Tiles multiply = variant_of(&a->format);
+    const Format *f = &a->format;
+    const int is_whole = a->is_whole && f->bits == 8 && f->block_size == a->columns && f->shift == NO_SHIFT && a->columns <= MOST_WHOLE;
+    Tiles multiply = is_whole && !f->outer ? tiles_whole : variant_of(f);
     int64_t group_bytes = group_bytes_of(&a->format, a->columns);
     for (int64_t g = group; g < stop; g++) multiply(a, start, end, g * ROWS, a->weight + g * group_bytes);
 }

@@ -1,5 +1,5 @@
 /* Quantize activations to int8: code = round(x / scale) with scale = max |x| / 127, per token and 32 columns. Matrix tiles read them
- * as bfloat16 numbers instead.
+ * as bfloat16 numbers instead. A checkpoint may ask for other scales (pegboard.ops.rounding): `quantize_as_asked`.
  */
 #ifndef PEGBOARD_QUANTIZE_H
 #define PEGBOARD_QUANTIZE_H
@@ -23,6 +23,8 @@ typedef struct {
     Quantized to;
     int64_t columns; /* a multiple of 32 */
     const int64_t *order; /* the columns of x, in the order of the codes; NULL = in their order */
+    int64_t group; /* columns that share a scale, as the checkpoint asks; 0 = X_BLOCK */
+    float scale; /* of all columns; 0 = computed */
 } Quantize;
 
 INLINE int is_wanted(const Quantized *to) { return to->codes || to->words; }
@@ -104,6 +106,31 @@ INLINE void quantize_in_order(const float *x, const Quantized *to, int64_t colum
 
 INLINE void quantize_row(const float *x, const Quantized *to, int64_t columns, int64_t token) {
     quantize_part(x, to, columns, token, 0, columns);
+}
+
+/* Quantize a row with a scale per `group` columns, or with the given one. Every block gets the scale of its group. */
+INLINE void quantize_as_asked(const float *x, const Quantized *to, int64_t columns, int64_t token, int64_t group, float given) {
+    const int64_t first_block = token * (columns / X_BLOCK);
+    float block[X_BLOCK] ALIGNED;
+    for (int64_t first = 0; first < columns; first += group) {
+        const int64_t end = first + group < columns ? first + group : columns;
+        vfloat largest = splat(0);
+        for (int64_t c = first; c < end; c += LANES) {
+            vfloat v = load(x + c);
+            largest = vmax(largest, vmax(v, -v));
+        }
+        const float scale = given > 0 ? given : max_of(largest) / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+        const vfloat most = splat(127.0f * scale);
+        for (int64_t c = first; c < end; c += X_BLOCK) {
+            const int64_t number = first_block + c / X_BLOCK;
+            int32_t halves[2];
+            for (int i = 0; i < X_BLOCK; i += LANES) store(block + i, -vmax(-vmax(load(x + c + i), -most), -most));
+            put_codes(block, splat(inverse), to->codes + token * columns + c, halves);
+            to->scales[number] = scale;
+            to->sums[2 * number] = scale * (float)(halves[0] + halves[1]);
+            to->sums[2 * number + 1] = scale * (float)halves[0];
+        }
+    }
 }
 
 #endif

@@ -3,11 +3,14 @@ how the group is stored."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
 from pegboard_quantization_compressed_tensors import sparse
 from pegboard_quantization_compressed_tensors.readers import FORMATS, HAVE_GROUPS, Scheme
 from pegboard_quantization_compressed_tensors.transforms import InputReader, input_transforms
+from pegboard_weights.asked_rounding import AskedRounding, choose_rounding, scheme_rounding
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import check_whole_groups
 from pegboard_weights.stored_weight import AnyLayer, FormatMethod, PlainReader, Reader, columns_of
@@ -36,10 +39,18 @@ class CompressedTensors(FormatMethod):
             else []
         )
         self.schemes: dict[str, Scheme | None] = {}
+        is_left_out = False
         for group in reversed(each):  # the first group that names a target counts
-            self.schemes.update(dict.fromkeys(group.names("targets"), _scheme(config, group)))
-        if any(group.part("input_activations") for group in each):
+            scheme = _scheme(config, group)
+            self.schemes.update(dict.fromkeys(group.names("targets"), scheme))
+            asks = group.part("input_activations") is not None
+            is_left_out |= asks and (scheme is None or scheme.inputs is None)
+        if is_left_out:
             config.say_activations_are_not_quantized()
+        self.roundings = {
+            form: choose_rounding(setup, METHOD, form, asked)
+            for form, asked in _asked(self.schemes.values()).items()
+        }
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
         name = "Embedding" if isinstance(layer, EmbeddingLayer) else "Linear"
@@ -59,18 +70,37 @@ class CompressedTensors(FormatMethod):
             else reader
         )
 
+    def rounding(self, module: str, layer: AnyLayer) -> AskedRounding | None:
+        name = "Embedding" if isinstance(layer, EmbeddingLayer) else "Linear"
+        scheme = self._scheme(module, name)
+        asked = None if scheme is None else scheme.inputs
+        return asked if any(asked in each for each in self.roundings.values()) else None
+
     def _quantized(self, module: str, name: str, layer: AnyLayer) -> Reader | None:
         """Return how the module is quantized. name: of its class in `targets`."""
-        if name in self.ignored or matches(module, self.ignored):
-            return None
-        targets = sorted(self.schemes, key=lambda target: target.startswith("re:"))
-        target = next((target for target in targets if matches(module, [target])), name)
-        scheme = self.schemes.get(target)
+        scheme = self._scheme(module, name)
         if scheme is None:
             return None
         columns = columns_of(layer)
         check_whole_groups(module, columns, scheme.group(columns), METHOD)
         return FORMATS[scheme.format, scheme.type].make(scheme)
+
+    def _scheme(self, module: str, name: str) -> Scheme | None:
+        if name in self.ignored or matches(module, self.ignored):
+            return None
+        targets = sorted(self.schemes, key=lambda target: target.startswith("re:"))
+        target = next((target for target in targets if matches(module, [target])), name)
+        return self.schemes.get(target)
+
+
+def _asked(schemes: Iterable[Scheme | None]) -> dict[str, list[AskedRounding | None]]:
+    """Return the roundings of activations by the weight format of the scheme."""
+    asked: dict[str, list[AskedRounding | None]] = {}
+    for scheme in schemes:
+        if scheme is not None and scheme.inputs is not None:
+            form = "block_weight" if scheme.type == "int" else "code_weight"
+            asked.setdefault(form, []).append(scheme.inputs)
+    return asked
 
 
 def _is_sparse(config: QuantConfig) -> bool:
@@ -108,6 +138,7 @@ def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:
     size = None if weights.values.get("group_size") is None else weights.size("group_size")
     inferred = "tensor" if size is None else "channel" if size == -1 else "group"
     strategy = weights.one_of("strategy", known.strategies, inferred)
+    is_eight_bits = format in ("int-quantized", "float-quantized", "naive-quantized")
     return Scheme(
         format=format,
         type=kind,
@@ -116,6 +147,7 @@ def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:
         group_size=weights.size("group_size") if strategy in HAVE_GROUPS else -1,
         is_symmetric=weights.flag("symmetric", True),
         block=_block(weights) if strategy == "block" else (1, 1),
+        inputs=scheme_rounding(group.part("input_activations")) if is_eight_bits else None,
     )
 
 

@@ -31,6 +31,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Cut, Part
 from pegboard.interfaces.weight_loader import Box, TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
+from pegboard_weights.asked_rounding import AskedRounding
 from pegboard_weights.cuts import Grid
 from pegboard_weights.grouped import (
     block_form,
@@ -65,7 +66,8 @@ HAVE_GROUPS = ("group", "tensor_group")
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """What `weights` of a group says. group_size: columns per scale, for the strategies that have
-    groups. block: rows and columns per scale, for the strategy block."""
+    groups. block: rows and columns per scale, for the strategy block. inputs: how activations are
+    to be rounded."""
 
     format: str
     type: str
@@ -74,6 +76,7 @@ class Scheme:
     group_size: int
     is_symmetric: bool
     block: tuple[int, int] = (1, 1)
+    inputs: AskedRounding | None = None
 
     def group(self, columns: int) -> int:
         """Return the number of columns per scale."""
@@ -87,7 +90,7 @@ class SchemeReader:
         self.scheme = scheme
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
-        return [READING, *astuple(self.scheme)]
+        return [READING, *astuple(self.scheme)[:-1]]
 
     def scale_shapes(self, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shapes that a scale or zero point may have."""

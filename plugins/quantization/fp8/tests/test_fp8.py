@@ -230,7 +230,7 @@ def test_that_activations_are_not_quantized_is_told_once(caplog: pytest.LogCaptu
         method = FP8(None, setup(quant_method="fp8", activation_scheme="static"))
         method.linear(layer(8, 64)), method.linear(layer(8, 64))
         FP8(None, setup())
-    assert sum("activations are not quantized" in record.message for record in caplog.records) == 1
+    assert sum("activations are not rounded" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(
