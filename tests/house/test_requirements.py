@@ -62,6 +62,8 @@ NEEDS_EXTRA = {
         "pegboard_testing.contract_sampler",
         "pegboard_testing.contract_weight_loader",
         "pegboard_testing.fake_build",
+        "pegboard_testing.fake_flash_attn",
+        "pegboard_testing.fake_flashinfer",
         "pegboard_testing.fake_forwards",
         "pegboard_testing.fake_driver",
         "pegboard_testing.fake_gpu",

@@ -1,8 +1,8 @@
 """A stand-in for the library flash-attn (2.6 to 2.8), which cannot be installed without a GPU: its
 one function for paged caches, as strict as the library about what it is given.
 
-    calls = install(monkeypatch)
-    backend = FlashAttention(None, setup)
+    calls = install(monkeypatch, backend)
+    FlashAttention(None, setup)
 
 Rows are computed one after another with torch. Keys are read a tile at a time, as the library's
 kernels do: the keys of a tile that a row does not attend to are read too, and what is after its
@@ -11,7 +11,6 @@ last key counts as zero.
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -84,21 +83,21 @@ def flash_attn_varlen_func(
     assert dropout_p == 0 and alibi_slopes is None and not return_attn_probs
     assert type(max_seqlen_q) is int and type(max_seqlen_k) is int, "lengths are of the host"
     check_given(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table)
-    starts = cu_seqlens_q.tolist()
-    key_starts = cu_seqlens_k.tolist()
     group = q.shape[1] // k.shape[2]
     if max_seqlen_q == 1 and group > 1 and window_size[0] < 0:
         # the library then groups the heads of a KV head, and takes a query for each row
-        check(len(q) == len(starts) - 1, "shape is invalid for a query in each row")
+        check(len(q) == len(cu_seqlens_q) - 1, "shape is invalid for a query in each row")
     out = torch.full_like(q, float("nan"))
-    for row, table in enumerate(block_table):
-        queries = q[starts[row] : starts[row + 1]].float()
-        num_keys = key_starts[row + 1] - key_starts[row]
-        check(len(queries) <= max_seqlen_q, "max_seqlen_q is too small: tokens are left out")
-        check(num_keys <= max_seqlen_k, "max_seqlen_k is too small: keys are left out")
-        if len(queries):
-            result = _row(queries, k, v, table, num_keys, softmax_scale, window_size[0], softcap)
-            out[starts[row] : starts[row + 1]] = result.to(q.dtype)
+    with torch._C.DisableTorchFunction():  # what a kernel reads makes no host wait
+        starts = cu_seqlens_q.tolist()
+        key_starts = cu_seqlens_k.tolist()
+        for row, table in enumerate(block_table):
+            tokens = slice(starts[row], starts[row + 1])
+            num_keys = key_starts[row + 1] - key_starts[row]
+            check(tokens.stop - tokens.start <= max_seqlen_q, "max_seqlen_q leaves tokens out")
+            check(num_keys <= max_seqlen_k, "max_seqlen_k leaves keys out")
+            rest = (table, num_keys, softmax_scale, window_size[0], softcap)
+            out[tokens] = _row(q[tokens].float(), k, v, *rest).to(q.dtype)
     return out
 
 
@@ -114,7 +113,7 @@ def _row(
 ) -> Tensor:
     """Return the attention of one row's queries [n, H, D]. left: keys of the window before the
     query's own, < 0 = all."""
-    if not num_keys:
+    if not num_keys or not len(queries):
         return torch.zeros_like(queries)
     positions = torch.arange(num_keys - len(queries), num_keys)
     first = max(0, int(positions[0]) - left) if left >= 0 else 0
@@ -133,8 +132,9 @@ def _row(
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Put the stand-in where the library would be. Returns the numbers that each call is given."""
+def install(monkeypatch: pytest.MonkeyPatch, backend: ModuleType) -> list[dict[str, Any]]:
+    """Let a plugin's module import the stand-in: in `sys.modules`, transformers would see it too.
+    Returns the numbers that each call is given."""
     calls: list[dict[str, Any]] = []
 
     def counted(*args: Any, **kwargs: Any) -> Tensor:
@@ -143,5 +143,5 @@ def install(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     module = ModuleType("flash_attn")
     module.flash_attn_varlen_func = counted  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    monkeypatch.setattr(backend, "import_module", {module.__name__: module}.__getitem__)
     return calls

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pegboard_attention_flash_attn import probe
+from pegboard_attention_flash_attn import backend, probe
 from pegboard_attention_flash_attn.backend import FlashAttention
 from pegboard_attention_flash_attn.plugin import FLASH_ATTN
 
@@ -33,7 +33,7 @@ class TestFlashAttention(AttentionContract):
 
     @pytest.fixture(autouse=True)
     def library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls = fake_flash_attn.install(monkeypatch)
+        self.calls = fake_flash_attn.install(monkeypatch, backend)
 
     def backend(self, setup: AttentionSetup) -> FlashAttention:
         return FlashAttention(None, setup)

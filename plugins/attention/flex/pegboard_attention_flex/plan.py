@@ -99,7 +99,9 @@ def parts_of(inputs: AttentionInputs, block_size: int, most_queries: int | None)
             size = count if count <= MOST_BATCHED else most_queries or count
             for first in range(0, count, size):
                 queries = slice(first, min(first + size, count))
-                yield _part(inputs, slice(row, stop), queries, starts[row], count, width, block_size)
+                yield _part(
+                    inputs, slice(row, stop), queries, starts[row], count, width, block_size
+                )
         row = stop
 
 
