@@ -23,7 +23,7 @@ GROUPS = (1, 2, 3, 4, 8)
 FLOATS = (torch.float16, torch.bfloat16)
 
 
-class PagedWrapper:
+class PagedPlans:
     """What both classes have in common."""
 
     plans: list[dict[str, Any]]
@@ -121,8 +121,8 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, plan: dict[str, Any])
     return torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(group, 1))
 
 
-class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
-    """For rows with any number of queries."""
+class PrefillPlans(PagedPlans):
+    """The library's BatchPrefillWithPagedKVCacheWrapper, for rows with any number of queries."""
 
     def plan(
         self,
@@ -144,8 +144,9 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         self._plan(qo_indptr, *pages, *shape, causal=causal, **settings)
 
 
-class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
-    """For rows with one query each, which attends to all keys."""
+class DecodePlans(PagedPlans):
+    """The library's BatchDecodeWithPagedKVCacheWrapper, for rows with one query each, which attends
+    to all keys."""
 
     def __init__(
         self,
@@ -181,9 +182,9 @@ def install(monkeypatch: pytest.MonkeyPatch, backend: ModuleType) -> list[dict[s
     """Let a plugin's module import the stand-in: in `sys.modules`, transformers would see it too.
     Returns what is planned, as a list that grows."""
     plans: list[dict[str, Any]] = []
-    monkeypatch.setattr(PagedWrapper, "plans", plans, raising=False)
+    monkeypatch.setattr(PagedPlans, "plans", plans, raising=False)
     module = ModuleType("flashinfer")
-    for wrapper in (BatchPrefillWithPagedKVCacheWrapper, BatchDecodeWithPagedKVCacheWrapper):
-        setattr(module, wrapper.__name__, wrapper)
+    module.BatchPrefillWithPagedKVCacheWrapper = PrefillPlans  # type: ignore[attr-defined]
+    module.BatchDecodeWithPagedKVCacheWrapper = DecodePlans  # type: ignore[attr-defined]
     monkeypatch.setattr(backend, "import_module", {module.__name__: module}.__getitem__)
     return plans

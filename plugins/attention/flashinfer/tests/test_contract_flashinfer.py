@@ -48,12 +48,7 @@ class TestFlashInferAttention(AttentionContract):
         )
         for pieces in ([Piece(0, 0, 19), Piece(1, 0, 29)], [Piece(0, 19, 20), Piece(1, 29, 30)]):
             self.check(trial, pieces, trial.step(pieces))
-        assert [plan["kind"].removesuffix("WithPagedKVCacheWrapper") for plan in self.plans] == [
-            "BatchPrefill",
-            "BatchPrefill",
-            "BatchDecode",
-            "BatchDecode",
-        ]
+        assert [plan["kind"] for plan in self.plans] == ["PrefillPlans"] * 2 + ["DecodePlans"] * 2
 
     def test_blocks_before_a_window_are_not_named(self) -> None:
         trial = self.trial(replace(LAYER, window=5))

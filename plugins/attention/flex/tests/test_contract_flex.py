@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from pegboard_attention_flex import probe
 from pegboard_attention_flex.backend import FlexAttention
 from pegboard_attention_flex.options import FlexOptions
+from pegboard_attention_flex.plan import QUERIES
 from pegboard_attention_flex.plugin import FLEX
+from torch.nn.attention.flex_attention import flex_attention
 
 from pegboard.interfaces.attention import AttentionSetup
 from pegboard.interfaces.spec import Broken, Ok, ProbeFacts
 from pegboard_testing.contract_attention import AttentionContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_limits import fake_limits
 
 
 def test_contract() -> None:
@@ -43,6 +47,22 @@ class TestFlexAttention(AttentionContract):
     @pytest.mark.parametrize("seed", range(6))
     def test_items_are_seen_to_their_end(self, seed: int) -> None:
         super().test_items_are_seen_to_their_end(seed)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_only_compiled_parts_may_be_long(monkeypatch: pytest.MonkeyPatch, compiles: bool) -> None:
+    """Without compilation, the scores of a part are in memory."""
+    functions = []
+
+    def record(function: Any) -> Any:
+        functions.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", record)
+    setup = AttentionSetup((), "float32", "cpu", fake_limits())
+    backend = FlexAttention(FlexOptions(compile=compiles), setup)
+    assert functions == [flex_attention] * compiles
+    assert backend.most_queries == (None if compiles else QUERIES)
 
 
 def test_the_torch_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
