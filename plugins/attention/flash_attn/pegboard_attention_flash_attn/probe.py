@@ -18,7 +18,7 @@ def probe(facts: ProbeFacts) -> Verdict:
     try:
         installed = version("flash-attn")
     except PackageNotFoundError:
-        return Absent("flash-attn is not installed: pip install flash-attn")
+        return Absent("flash-attn is not installed: install the library flash-attn")
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return Broken(f"flash-attn {installed} is too old: {oldest} or newer is needed")

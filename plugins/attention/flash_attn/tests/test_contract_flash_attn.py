@@ -69,7 +69,7 @@ class TestFlashAttention(AttentionContract):
         (
             None,
             False,
-            Absent("flash-attn is not installed: pip install flash-attn"),
+            Absent("flash-attn is not installed: install the library flash-attn"),
         ),
     ],
 )

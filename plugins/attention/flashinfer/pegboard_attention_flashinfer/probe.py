@@ -17,7 +17,7 @@ def probe(facts: ProbeFacts) -> Verdict:
     try:
         installed = version("flashinfer-python")
     except PackageNotFoundError:
-        return Absent("FlashInfer is not installed: pip install flashinfer-python")
+        return Absent("FlashInfer is not installed: install the library flashinfer-python")
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return Broken(f"FlashInfer {installed} is too old: {oldest} or newer is needed")

@@ -84,7 +84,7 @@ class TestFlashInferAttention(AttentionContract):
         ("0.5.2", Ok({"flashinfer": "0.5.2"})),
         ("0.2.6.post1", Ok({"flashinfer": "0.2.6.post1"})),
         ("0.1.6", Broken("FlashInfer 0.1.6 is too old: 0.2 or newer is needed")),
-        (None, Absent("FlashInfer is not installed: pip install flashinfer-python")),
+        (None, Absent("FlashInfer is not installed: install the library flashinfer-python")),
     ],
 )
 def test_probe(monkeypatch: pytest.MonkeyPatch, installed: str | None, verdict: Any) -> None:
