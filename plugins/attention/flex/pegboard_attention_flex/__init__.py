@@ -1,0 +1,1 @@
+"""Paged attention with torch's flex_attention."""
