@@ -113,7 +113,7 @@ def test_every_batch_gives_the_same_bits(
 
 
 def check_batches(open_engine: Callable[..., LLM], scale: int = 10) -> None:
-    common = {"batch_invariant": True, "block_size": 16, "num_threads": 2, "mamba_block_size": 16}
+    common = {"batch_invariant": True, "block_size": 16, "mamba_block_size": 16}
     large = open_engine(**common, max_num_batched_tokens=1024, max_num_seqs=8)
     expected = answers(large, [3, 0, 5, 1, 4, 2], True, scale)
     assert answers(large, range(6), False, scale) == expected, "from the cache, alone"
@@ -148,10 +148,16 @@ def test_every_stored_layout(
 
 
 @pytest.mark.slow
-def test_ranks(write: Callable[..., Any], open_llm: Callable[..., LLM]) -> None:
-    directory = write("llama", **LONG).directory
-    split = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    check_batches(lambda **more: open_llm(directory, **{**more, **split}))
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("split", [{"num_threads": 2}, {"tensor_parallel_size": 2}], ids=str)
+def test_threads_and_ranks(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], name: str, split: dict[str, int]
+) -> None:
+    """In processes of their own. One process computes with one number of threads."""
+    model_type, config, settings = MODELS[name]
+    directory = write(model_type, **{**LONG, **config}).directory
+    own = {"distributed_executor_backend": "mp", **split, **settings}
+    check_batches(lambda **more: open_llm(directory, **{**more, **own}))
 
 
 def test_what_depends_on_the_batch_is_refused(
