@@ -1,5 +1,5 @@
-"""The backends that call other libraries, on a fake GPU with stand-ins for these: they are chosen
-before Triton's, give the tokens of the CPU, and their steps are recorded in pieces."""
+"""The backends that call other libraries, on a fake GPU with stand-ins for these: they give the
+tokens of the CPU, and their steps are recorded in pieces."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def test_a_llama(tmp_path: Path, name: str) -> None:
         "dtype": "bfloat16",
         "max_model_len": 16,
         "block_size": BLOCK_SIZES[name],
+        "attention_backend": name,
         "max_num_batched_tokens": 8,
         "max_num_seqs": 2,
         "skip_tokenizer_init": True,

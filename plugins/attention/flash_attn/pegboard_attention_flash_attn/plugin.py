@@ -11,7 +11,7 @@ FLASH_ATTN = AttentionSpec(
     probe="pegboard_attention_flash_attn.probe:probe",
     suits="pegboard_attention_flash_attn.probe:suits",
     platforms=frozenset({"cuda"}),
-    tier="tuned",
+    tier="reference",  # behind Triton's, whose decodes are captured whole
     supports={
         "dtype": FLOATS,
         "kv_dtype": FLOATS,

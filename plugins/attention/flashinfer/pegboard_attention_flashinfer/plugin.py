@@ -10,7 +10,7 @@ FLASHINFER = AttentionSpec(
     probe="pegboard_attention_flashinfer.probe:probe",
     suits="pegboard_attention_flashinfer.probe:suits",
     platforms=frozenset({"cuda"}),
-    tier="tuned",
+    tier="reference",  # behind Triton's, whose decodes are captured whole
     supports={
         "dtype": FLOATS,
         "kv_dtype": FLOATS,
