@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import subprocess
 import sys
 
@@ -65,7 +66,7 @@ def example(setting):
         return {"a": {"b": 1}}, [flag, '{"a": {"b": 1}}']
     if "list" in text:
         return ["x", "y"], [flag, "x", "y"]
-    if "Literal" in text and "int" not in text:
+    if "Literal" in text and not re.search(r"\bint\b", text):
         value = text.split("'")[3]
         return value, [flag, value]
     for name, value in [("int", 7), ("float", 0.5), ("str", "word")]:
