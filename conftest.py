@@ -61,9 +61,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Files(config, log)
 
 
-def pytest_collection_finish() -> None:
-    """What was imported and collected stays until the end, so no garbage collection looks at it
-    again: with all tests, this takes a second each time."""
+@pytest.fixture(autouse=True, scope="module")
+def objects_of_earlier_tests_stay() -> None:
+    """No garbage collection looks at them again. With all that many tests have imported and
+    collected, each would take a second."""
     gc.collect()
     gc.freeze()
 

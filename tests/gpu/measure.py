@@ -135,7 +135,7 @@ class Step:
         return paged_attention(*arguments, k_scale=self.scales, v_scale=self.scales, **rules)
 
     def expected(self, **rules: Any) -> Tensor:
-        from pegboard_testing.contract_attention import paged_attention
+        from pegboard_testing.attention_reference import paged_attention
 
         factor = 1.0 if self.scales is None else 0.5
         k = self.k.double() * factor

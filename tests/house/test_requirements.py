@@ -45,6 +45,7 @@ NEEDS_EXTRA = {
     ("pegboard-testing", "torch"): (
         "pegboard_testing.fake_collective",
         "pegboard_testing.key_parts",
+        "pegboard_testing.attention_reference",
         "pegboard_testing.authoring.formats_page",
         "pegboard_testing.authoring.generate",
         "pegboard_testing.contract_attention",

@@ -40,6 +40,7 @@ def command(pid: int) -> list[str]:
         return []
 
 
+@pytest.mark.slow
 def test_ray_starts_engines(server: Server, start_server: StartServer) -> None:
     port = free_port()
     expected = answers(server)

@@ -146,7 +146,9 @@ def test_doctor_finds_what_is_wrong(
         "has no add, remove, score, which pegboard.interfaces.sampler.Sampler needs",
     )
     assert says("sampler:nobody", "there is no Nobody in command_parts")
-    assert says("sampler:flag", "flags has 'quick', which sampler does not know; known: none")
+    assert says(
+        "sampler:flag", "flags has 'quick', which sampler does not know; known: batch_invariant"
+    )
     assert says("sampler:sleepy", "ms to import, the budget is 20 ms")
     assert says("sampler:hang", "importing it takes more than 1 s")
     assert says("sampler:stubborn", "importing it takes more than 1 s")

@@ -35,14 +35,8 @@ from pegboard.interfaces.attention import (
 )
 from pegboard.interfaces.spec import unmet
 from pegboard.worker import memory
-from pegboard_testing.contract_attention import (
-    FLOAT8,
-    PartTrial,
-    Piece,
-    Trial,
-    nearest,
-    random_steps,
-)
+from pegboard_testing.attention_reference import FLOAT8, nearest
+from pegboard_testing.contract_attention import PartTrial, Piece, Trial, random_steps
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.key_parts import Share, joined
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pegboard_attention_triton import attention, store
 
-from pegboard_testing.contract_attention import paged_attention
+from pegboard_testing.attention_reference import paged_attention
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted_triton"),

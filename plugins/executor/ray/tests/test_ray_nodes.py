@@ -117,6 +117,7 @@ def test_ranks_of_a_node_are_consecutive(cluster: Any) -> None:
         assert [place.local_ranks for place in places] == [nodes.count(node) for node in nodes]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed(cluster: Any) -> None:
     node = cluster.add_node(num_cpus=4)
     with running(RecordingWorker, 3, SPREAD) as executor:
