@@ -24,7 +24,8 @@ EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(file, word) pairs that stay → the reason."""
 
 DEVICES = re.compile(
-    r"(?<![\w-])(cpu|cuda|rocm|hip|xpu|tpu|hpu|npu|mps|metal|x86|arm64|amx|avx|neon)(?![a-z])(?!_flags|_offload)",
+    r"(?<![\w-])(cpu|cuda|rocm|hip|xpu|tpu|hpu|npu|mps|metal|x86|arm64|amx|avx|neon)(?![a-z])"
+    r"(?!_flags|_offload)",  # the last one is in the name of a setting of vLLM
     re.I,
 )
 ENDINGS = re.compile(r"\.(gguf|safetensors|bin|pt|pth|ckpt|onnx|model|tekken|jinja)\b(?!\.)")

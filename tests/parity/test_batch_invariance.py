@@ -17,43 +17,17 @@ from pegboard.errors import PegboardError, PluginUnsuitable
 
 LONG = {"max_position_embeddings": 512}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
-LATENT = {
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 20,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 2,
-    "q_lora_rank": 24,
-    "first_k_dense_replace": 1,
-}
-NEXT = {
-    "rms_norm_eps": 0.1,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 16,
-    "head_dim": 16,
-    **EXPERTS,
-    "shared_expert_intermediate_size": 32,
-}
-NO_ATTENTION = {"intermediate_size": None, "num_attention_heads": None, "num_key_value_heads": None}
 WINDOW = {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 1}
-MAMBA2 = {**NO_ATTENTION, "num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dense": ("llama", {}, {}),
     "16 bits": ("llama", {"hidden_size": 64}, {"dtype": "bfloat16"}),
     "window": ("qwen2", WINDOW, {}),
     "int8 cache": ("llama", {}, {"kv_cache_dtype": "int8"}),
     "experts": ("qwen3_moe", EXPERTS, {}),
-    "latent": ("deepseek_v2", LATENT, {}),
-    "mamba": ("mamba", {**NO_ATTENTION, "state_size": 4}, {}),
-    "mamba2": ("mamba2", MAMBA2, {}),
-    "qwen3_next": ("qwen3_next", NEXT, {}),
+    "latent": (*OWN["deepseek_v2, groups"], {}),
+    "mamba": (*OWN["mamba"], {}),
+    "mamba2": (*OWN["mamba2"], {}),
+    "qwen3_next": (*OWN["qwen3_next"], {}),
     "int4": ("llama", {"hidden_size": 64, "intermediate_size": 128}, {"quantization": "rtn_int4"}),
     "fp8": ("llama", {"hidden_size": 64, "intermediate_size": 128}, {"quantization": "fp8"}),
     "fp8 experts": ("qwen3_moe", EXPERTS, {"quantization": "fp8"}),

@@ -1,5 +1,5 @@
-"""The functions with which a driver reserves addresses and puts memory behind them: those of CUDA's
-driver, and of AMD's runtime HIP, which has the same."""
+"""The functions of CUDA's driver that reserve addresses and map memory to them. AMD's runtime HIP
+has the same functions."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Driver:
         return size.value
 
     def reserve(self, num_bytes: int) -> int:
-        """Return the first of this many addresses. No memory is behind them."""
+        """Reserve so many addresses and return the first. No memory is mapped to them."""
         address = ADDRESS()
         self._call("MemAddressReserve", byref(address), num_bytes, 0, 0, 0)
         return address.value

@@ -16,7 +16,7 @@ MOST_ROWS = 512
 STEP = 8
 """Above this number of rows, there is a graph for each of its multiples."""
 MOST_TOKENS = 2048
-"""Of a step with prompts. In larger ones the device works longer than the host."""
+"""Of a step with prompts. In larger ones the device should work longer than the host."""
 
 
 class GraphReplay:

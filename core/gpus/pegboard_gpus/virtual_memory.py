@@ -39,8 +39,8 @@ CALLBACKS: list[Any] = []
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """A range of addresses. handle: of the memory of the device behind it; None = there is none.
-    is_host: pinned memory of the host is behind it."""
+    """A range of addresses. handle: of the device's memory that is mapped to it; None = nothing is.
+    is_host: it is pinned memory of the host."""
 
     address: int
     num_bytes: int
@@ -115,7 +115,7 @@ class Segments:
             segment.handle = None
 
     def _take(self, num_bytes: int, device: int, stream: int | None) -> int:
-        """torch reports that there is no memory if it gets 0."""
+        """Return 0 if there is no memory, which torch then reports."""
         try:
             with uncollected():
                 return self.allocate(num_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def _specs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pegboard_testing.fake_parts." + name, globals()[name], raising=False)
 
 
-def chosen(dtype: str = "float32", invariant: bool = False, **kernels: str):  # type: ignore[no-untyped-def]
+def chosen(dtype: str = "float32", invariant: bool = False, **kernels: str) -> Any:
     values = {name: f"pegboard_testing.fake_parts:{spec}" for name, spec in kernels.items()}
     need = KernelNeed(platform="fake", dtype=dtype, batch_invariant=invariant)
     return choose_kernels(fake_worker_registry(GPU, **values), need)

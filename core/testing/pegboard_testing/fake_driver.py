@@ -4,7 +4,7 @@ and of the pools of torch's allocator. For tests of platforms of GPUs.
     with FakeGPU() as gpu:
         library = install_driver(monkeypatch, gpu)
 
-It refuses what drivers refuse: sizes and addresses that are no multiples of the granularity, a
+It refuses what drivers refuse: sizes and addresses that are not multiples of the granularity, a
 second mapping, addresses without memory, memory without access, and more memory than there is. It
 also refuses to release memory that is mapped, which drivers put off. New memory has garbage in it.
 """
@@ -35,7 +35,8 @@ ALIGNMENT = 512
 
 @dataclass
 class Range:
-    """Reserved addresses. handle: of the memory behind them. is_open: the device may use it."""
+    """Reserved addresses. handle: of the memory that is mapped to them. is_open: the device may use
+    it."""
 
     address: int
     size: int

@@ -53,7 +53,7 @@ def check_given(
     check(block_size % BLOCK_MULTIPLE == 0, "block size must be divisible by 256")
     check(len(starts) > 1, "batch size must be positive")
     check(width <= 256, "head dimension at most 256")
-    check(width % 8 == 0, "this copies the cache: head dimension is no multiple of 8")
+    check(width % 8 == 0, "this copies the cache: the head dimension is not a multiple of 8")
     check(heads % kv_heads == 0, "heads of keys must divide heads of queries")
     check(k.shape == v.shape == (blocks, block_size, kv_heads, width), "shape of k or v")
     check(len(starts) == len(key_starts) == len(block_table) + 1, "numbers of rows differ")

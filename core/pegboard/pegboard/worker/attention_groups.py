@@ -35,6 +35,7 @@ K_RANGE = 200.0
 V_RANGE = 100.0
 """The codes of the largest key and value if scales are calculated. They are vLLM's. e4m3 leaves a
 headroom of 2.2 times for keys and 4.5 times for values."""
+SHARED_OUT = "the exchange between ranks that share out tokens cannot be replayed"
 
 
 class StateGroup:
@@ -166,7 +167,7 @@ class AttentionGroups:
         """Return why this stage of the model cannot be recorded; "" if it can. pads: see
         `Replay`."""
         if self.context.tokens.size > 1:
-            return "the exchange between ranks that share out tokens cannot be replayed"
+            return SHARED_OUT
         if self.states and pads and trait == "forward":
             return "layers with states cannot replay padded prompts"
         eager = {
@@ -178,8 +179,8 @@ class AttentionGroups:
 
     def not_in_pieces(self) -> str:
         """Return why steps cannot be recorded without their attention; "" if they can."""
-        if self.context.rows.group.size > 1:
-            return "the exchange between ranks that share out rows cannot be replayed"
+        if self.context.tokens.size > 1:
+            return SHARED_OUT
         return "layers with states cannot replay prompts in pieces" if self.states else ""
 
     def outside(
