@@ -200,7 +200,7 @@ class Scheduler:
         if limits.drafts_ahead and request.grammar is None:
             return 1, min(request.num_drafts, room - 1)
         num_drafts = 0 if num_pending else len(request.draft_token_ids)
-        return 1, max(0, min(num_drafts, limits.max_drafts, room - 1))
+        return 1, max(0, min(num_drafts, limits.max_drafts, room - 1)) if num_drafts else 0
 
     def _shorten(
         self, request: Request, num_known: int, num_drafts: int, schedule: StepSchedule
@@ -210,7 +210,8 @@ class Scheduler:
         in_items = bool(request.media) and request.num_computed_tokens < request.num_prompt_tokens
         if num_known > 1 or in_items:
             return schedule.chunk(request, num_known), num_drafts
-        num_drafts = min(num_drafts, schedule.tokens_left - 1)
+        if num_drafts:
+            num_drafts = min(num_drafts, schedule.tokens_left - 1)
         if num_drafts and request.grammar is not None:
             wanted = request.draft_token_ids[:num_drafts]
             num_drafts = len(self._grammars.trim(request, wanted))

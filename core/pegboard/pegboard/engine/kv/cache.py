@@ -280,11 +280,11 @@ class KVCache:
 
         If blocks are not short, there is also room for the tokens that a draft model stores.
         """
-        tries = (
-            self._allocate(request, num_tokens + more, hit, num_computed_tokens)
-            for more in self._more
-        )
-        return next((blocks for blocks in tries if blocks is not None), None)
+        for more in self._more:
+            blocks = self._allocate(request, num_tokens + more, hit, num_computed_tokens)
+            if blocks is not None:
+                return blocks
+        return None
 
     def _allocate(
         self, request: Request, num_tokens: int, hit: PrefixHit | None, num_computed_tokens: int
