@@ -143,7 +143,7 @@ def engine_on_fake_gpu(
     """An engine in whose steps nothing waits for the device, as far as the caller checks
     `FakeGPU.host_reads`. by_triton: False = torch computes attention and ops on the fake device,
     because the interpreter of Triton takes far longer; kernels: the ops and weight formats that
-    Triton computes all the same. platform: its spec. gpu: see `FakeGPU`."""
+    Triton computes all the same, and "attention". platform: its spec. gpu: see `FakeGPU`."""
     discover = Registry.discover
     instead = {
         ("platform", "cuda"): platform,
@@ -167,7 +167,9 @@ def engine_on_fake_gpu(
     in_torch = {"store_kv": store_in_torch, "paged_attention": attend_in_torch}
     with (
         mock.patch.object(Registry, "discover", with_fakes),
-        nullcontext() if by_triton else mock.patch.multiple(backend, **in_torch),
+        nullcontext()
+        if by_triton or "attention" in kernels
+        else mock.patch.multiple(backend, **in_torch),
         gpu or FakeGPU() as gpu,
         triton_on_fake_gpu(),
     ):

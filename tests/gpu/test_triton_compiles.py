@@ -30,7 +30,7 @@ WIDTH = 128
 def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     """Return those of latent attention, with the sizes of DeepSeek-V3 and 16 heads per rank, for
     prompts in bfloat16 and float32 and for decodes. See `kernels`."""
-    from pegboard_attention_triton import attention, latent
+    from pegboard_attention_triton import attention, latent, sparse
 
     heads, rank, rope = 16, 512, 64
     found = []
@@ -54,13 +54,14 @@ def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             "PAD_C": rank,
             "PAD_R": rope,
             "HAS_NUM_KEYS": rows == 2,
+            "CHOSEN": 2048 if rows == 4 else 0,
             "IS_PART": rows == 2,
             "SPLITS": tiles.splits,
             "PRECISION": "ieee" if kind == "fp32" else "tf32",
         }
         types = (
             f"q q_rope *{kind}, cache {'*u8' if stored else f'*{kind}'}, maxima sums lse *fp32"
-            ", block_table query_start_loc seq_lens num_keys *i32, scale fp32"
+            ", chosen *i64, block_table query_start_loc seq_lens num_keys *i32, scale fp32"
         )
         types += ", out *fp32" if tiles.splits > 1 else f", out *{kind}"
         found.append((latent._attend_latents, types, constants, tiles.warps))
@@ -74,6 +75,21 @@ def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
         }
         types = f"latent k_rope *{kind}, cache {'*u8' if stored else f'*{kind}'}, slot_mapping *i64"
         found.append((latent._store_latents, types, place, 4))
+        constants = {
+            "BLOCK_SIZE": 16,
+            "HEADS": 64,
+            "D": 128,
+            "PAD_HEADS": 64,
+            "PAD_D": 128,
+            "KEYS": sparse.KEYS,
+            "HAS_NUM_KEYS": rows == 2,
+            "PRECISION": "ieee" if kind == "fp32" else "tf32",
+        }
+        types = (
+            f"vectors weights cache *{kind}, scores *fp32"
+            ", block_table query_start_loc seq_lens num_keys *i32"
+        )
+        found.append((sparse._score_keys, types, constants, 4))
     merged = {"DV": rank, "PAD_DV": rank, "IS_PART": True, "SPLITS": attention.MOST_SPLITS}
     types = "parts maxima sums lse *fp32, out *bf16"
     found.append((attention._merge, types, merged, 4))
@@ -344,6 +360,7 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_attend_both_ways",
         "_attend_latents",
         "_store_latents",
+        "_score_keys",
         "_merge",
         "_rms_norm",
         "_rope",

@@ -89,6 +89,7 @@ def _attend_latents(
     query_start_loc,
     seq_lens,
     num_keys,
+    chosen,
     out,
     maxima,
     sums,
@@ -115,13 +116,15 @@ def _attend_latents(
     PAD_C: tl.constexpr,
     PAD_R: tl.constexpr,
     HAS_NUM_KEYS: tl.constexpr,
+    CHOSEN: tl.constexpr,
     IS_PART: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """The attention of one tile, GROUP heads and one split. STORED: the format of 8-bit floats (see
     `_decode`) if tokens are packed (fp8_ds_mla), where PAD_C is a multiple of 128; "" = they are C
-    + R numbers. Results go to out [T, HEADS, SPLITS, C]. See `attention._attend`."""
+    + R numbers. chosen: [T, CHOSEN] keys that a token attends to, where a tile has one token;
+    CHOSEN: 0 = all. Results go to out [T, HEADS, SPLITS, C]. See `attention._attend`."""
     tile = tl.program_id(0)
     first_head = tl.program_id(1) * GROUP
     split = tl.program_id(2)
@@ -151,6 +154,8 @@ def _attend_latents(
     # … last − 1 of them, none without a query
     last_token = tl.where(first_token < stop, tl.minimum(first_token + TOKENS, stop) - 1, -1)
     end = tl.maximum(_last_key(last_token, last_token >= 0, before, num_keys, HAS_NUM_KEYS) + 1, 0)
+    if CHOSEN > 0:
+        end = tl.minimum(end, CHOSEN)
     per_split = (end + KEYS * SPLITS - 1) // (KEYS * SPLITS) * KEYS
     first = split * per_split
     last = tl.minimum(first + per_split, end)
@@ -161,6 +166,9 @@ def _attend_latents(
     for at in range(first, last, KEYS):
         keys = at + tl.arange(0, KEYS)
         is_key = keys < last
+        if CHOSEN > 0:
+            of_token = chosen + first_token.to(tl.int64) * CHOSEN
+            keys = tl.load(of_token + keys, mask=is_key, other=0).to(tl.int32)
         block = tl.load(
             block_table + row.to(tl.int64) * table_row + keys // BLOCK_SIZE, mask=is_key, other=0
         ).to(tl.int64)
@@ -299,12 +307,14 @@ def latent_attention(
     scale: float,
     num_keys: Tensor | None = None,
     lse: Tensor | None = None,
+    chosen: Tensor | None = None,
 ) -> Tensor:
     """Compute causal attention of each row's newest tokens to the latents of its whole history,
     with sums in float32.
 
     q: [T, H, C], multiplied with the up-projection of keys. q_rope: [T, H, R]. Their last dimension
-    is contiguous. cache: see `store_latents`; the latents of the new tokens are already there. The
+    is contiguous. cache: see `store_latents`; the latents of the new tokens are already there.
+    chosen: the keys that each token attends to, of those that it sees (see `choose_keys`). The
     others: see `paged_attention`. Returns [T, H, C].
 
     Tokens after those of the last row (padding) give zeros.
@@ -320,13 +330,14 @@ def latent_attention(
     stored = ""
     if cache.dtype == torch.uint8:
         stored = "e4m3 native" if converts else "e4m3"
+    num_chosen = 0 if chosen is None else chosen.shape[1]
     tiles = latent_tiles(
         num_tokens,
-        num_rows,
+        num_tokens if num_chosen else num_rows,  # then a tile has one token
         num_heads,
         rank,
         q.element_size(),
-        block_table.shape[1] * block_size,
+        num_chosen or block_table.shape[1] * block_size,
         processors,
     )
     group = min(num_heads, tiles.queries)
@@ -351,6 +362,7 @@ def latent_attention(
         query_start_loc,
         seq_lens,
         num_keys,
+        chosen,
         parts,
         maxima,
         sums,
@@ -377,6 +389,7 @@ def latent_attention(
         PAD_C=pad,
         PAD_R=max(16, triton.next_power_of_2(rope)),
         HAS_NUM_KEYS=num_keys is not None,
+        CHOSEN=num_chosen,
         IS_PART=lse is not None,
         SPLITS=splits,
         PRECISION=precision_of(q.dtype),

@@ -18,10 +18,12 @@ from pegboard.interfaces.attention import (
     KVView,
 )
 from pegboard_attention_triton.latent import LATENT_TILE, latent_attention, store_latents
+from pegboard_attention_triton.sparse import choose_keys
 
 
 class TritonLatentAttention:
-    """Decodes and prompts read the latents themselves (see `Latent`: absorbed)."""
+    """Decodes and prompts read the latents themselves (see `Latent`: absorbed). With an index, a
+    token reads the latents that it has chosen, and the index keys of all others."""
 
     def __init__(self, options: None, setup: AttentionSetup) -> None:
         self.views: Mapping[int, KVView] = {}
@@ -36,7 +38,11 @@ class TritonLatentAttention:
         if dtype == "fp8_ds_mla":
             stored = "uint8"
             width = rank + 4 * -(-rank // LATENT_TILE.value) + 2 * (layer.head_dim - rank)
-        return KVCacheSpec(tensors=(KVTensor("latent", (width,), stored),), retain=layer.retain)
+        tensors = (KVTensor("latent", (width,), stored),)
+        if layer.latent is not None and layer.latent.index is not None:
+            kind = "bfloat16" if dtype == "fp8_ds_mla" else dtype
+            tensors += (KVTensor("index", (layer.latent.index.head_dim,), kind),)
+        return KVCacheSpec(tensors=tensors, retain=layer.retain)
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
         self.views = views
@@ -50,19 +56,39 @@ class TritonLatentAttention:
         cache = self.views[layer.layer_index]["latent"]
         up_k, up_v = layer.latent.matrices()
         rank = layer.value_dim
+        choice = layer.latent.index
+        index_keys = None if choice is None else self.views[layer.layer_index]["index"]
+
+        def choose(vectors: Tensor, weights: Tensor, keys: Tensor) -> Tensor | None:
+            step = self.inputs
+            assert step is not None and choice is not None and index_keys is not None
+            half = choice.head_dim // 2
+            store_latents(keys[:, :half], keys[:, half:], index_keys, step.slot_mapping)
+            rows = step.block_table, step.query_start_loc, step.seq_lens
+            return choose_keys(vectors, weights, index_keys, *rows, choice.top_k, step.num_keys)
 
         def call(
-            q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, lse: Tensor | None = None
+            q: Tensor,
+            q_rope: Tensor,
+            latent: Tensor,
+            k_rope: Tensor,
+            lse: Tensor | None = None,
+            chosen: Tensor | None = None,
         ) -> Tensor:
             step = self.inputs
             assert step is not None, "call plan() before the forward"
             store_latents(latent, k_rope, cache, step.slot_mapping)
             rows = step.block_table, step.query_start_loc, step.seq_lens
-            return latent_attention(q, q_rope, cache, *rows, layer.scale, step.num_keys, lse)
+            return latent_attention(
+                q, q_rope, cache, *rows, layer.scale, step.num_keys, lse, chosen
+            )
 
-        def attend(q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> Tensor:
+        def attend(
+            q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *index: Tensor
+        ) -> Tensor:
             absorbed = torch.bmm(q.transpose(0, 1), up_k.to(q.dtype)).transpose(0, 1)
-            sums = call(absorbed, q_rope, latent, k_rope)
+            chosen = choose(*index) if index else None
+            sums = call(absorbed, q_rope, latent, k_rope, None, chosen)
             return torch.bmm(sums.transpose(0, 1), up_v.to(q.dtype)).transpose(0, 1).flatten(1)
 
         def attend_part(q: Tensor, latent: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:

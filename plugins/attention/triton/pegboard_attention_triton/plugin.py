@@ -47,6 +47,7 @@ MLA = AttentionSpec(
     supports={
         "dtype": FLOATS,
         "latent": FLOATS | {"fp8_ds_mla"},
+        "sparse": True,
         "head_dim": frozenset(range(8, 577, 8)),
         "part": True,
         "block_size": True,
