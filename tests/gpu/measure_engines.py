@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure_run import PLATFORM, Run
+from measure_run import Run
 
 
 def tokens_equal_the_cpu(run: Run) -> dict[str, Any]:
@@ -28,8 +29,8 @@ def tokens_equal_the_cpu(run: Run) -> dict[str, Any]:
             ], time.perf_counter() - started
 
     (expected, _) = generate(device="cpu")
-    (eager, _) = generate(device=PLATFORM, enforce_eager=True)
-    captured, seconds = generate(device=PLATFORM)
+    (eager, _) = generate(device=run.platform, enforce_eager=True)
+    captured, seconds = generate(device=run.platform)
     equal = {
         name: sum(map(list.__eq__, rows, expected))
         for name, rows in (("eager", eager), ("captured", captured))
@@ -53,7 +54,7 @@ def bench_generate(run: Run, **settings: Any) -> dict[str, Any]:
     from pegboard import LLM, SamplingParams
 
     started = time.perf_counter()
-    with LLM(device=PLATFORM, max_model_len=2048, **settings) as llm:
+    with LLM(device=run.platform, max_model_len=2048, **settings) as llm:
         found: dict[str, Any] = {
             "start_s": round(time.perf_counter() - started, 2),
             "output_tokens_per_s": {},
@@ -79,6 +80,7 @@ def bench_generate(run: Run, **settings: Any) -> dict[str, Any]:
             found["output_tokens_per_s"][name] = max(
                 rate(prompts, params, 128 * count) for _ in range(3)
             )
+            run.note(found)
         one = SamplingParams(temperature=0, max_tokens=1)
 
         def short() -> float:
@@ -100,3 +102,12 @@ def bench_generate(run: Run, **settings: Any) -> dict[str, Any]:
     return found
 
 
+CHECKS: dict[str, Callable[[Run], dict[str, Any]]] = {"tokens_equal_the_cpu": tokens_equal_the_cpu}
+BENCHES: dict[str, Callable[[Run], dict[str, Any]]] = {
+    "bench_generate": bench_generate,
+    "bench_generate_eager": lambda run: bench_generate(run, enforce_eager=True),
+    **{
+        f"bench_generate_{mode}": lambda run, mode=mode: bench_generate(run, recording_mode=mode)
+        for mode in ("full_decode_only", "full", "piecewise")
+    },
+}

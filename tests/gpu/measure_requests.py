@@ -3,6 +3,7 @@ Pegboard and through the continuous batching of transformers, with the same mode
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from typing import Any
@@ -24,23 +25,20 @@ PATIENCE_S = 100.0
 """transformers is stopped after this time."""
 
 
-def lengths_of(count: int, mean: float, spread: float, longest: int, seed: int) -> list[int]:
+def lengths_of(count: int, mean: float, longest: int, seed: int) -> list[int]:
     """Return this many lengths, drawn from a log-normal distribution. mean: of the distribution,
-    before lengths are limited to 4 … longest. spread: the standard deviation of the logarithms."""
-    from math import log
-
+    before lengths are limited to 4 … longest."""
     draw = random.Random(seed)
-    middle = log(mean) - spread**2 / 2
-    return [
-        min(max(round(draw.lognormvariate(middle, spread)), 4), longest) for _ in range(count)
-    ]
+    middle = math.log(mean) - SPREAD**2 / 2
+    return [min(max(round(draw.lognormvariate(middle, SPREAD)), 4), longest) for _ in range(count)]
 
 
 def requests_of(run: Run) -> list[tuple[list[int], int]]:
     """Return prompts and the number of tokens of their answers, the same in each run."""
-    count, mean, longest = (6, 8, 16) if run.tiny else (NUM_REQUESTS, None, LONGEST)
-    prompts = lengths_of(count, mean or MEAN_PROMPT, SPREAD, longest, 0)
-    answers = lengths_of(count, mean or MEAN_ANSWER, SPREAD, longest, 1)
+    count = 6 if run.tiny else NUM_REQUESTS
+    longest = 16 if run.tiny else LONGEST
+    prompts = lengths_of(count, 8 if run.tiny else MEAN_PROMPT, longest, 0)
+    answers = lengths_of(count, 8 if run.tiny else MEAN_ANSWER, longest, 1)
     vocabulary = shape_of("llama_8b", run.tiny)["vocab_size"]
     draw = random.Random(2)
     return [
@@ -98,14 +96,13 @@ def transformers_requests(run: Run) -> dict[str, Any]:
             attn_implementation="sdpa",
         ).eval()
     model.generation_config.eos_token_id = -1
-    small = {"num_blocks": 16, "max_batch_tokens": 64} if run.tiny else {}
-    choices: list[dict[str, Any]] = [{}, {"auto_switch_to_flash": False}]
+    settings: dict[str, Any] = {"num_blocks": 16, "max_batch_tokens": 64} if run.tiny else {}
     failure = ""
-    for choice in choices[run.tiny :]:
+    for with_flash in (False,) if run.tiny else (True, False):
+        model.set_attn_implementation("sdpa")
+        chosen = ContinuousBatchingConfig(auto_switch_to_flash=with_flash, **settings)
         try:
-            found = batched(
-                model, ContinuousBatchingConfig(**choice, **small), requests_of(run), PATIENCE_S
-            )
+            found = batched(run, model, chosen)
         except Exception as error:  # noqa: BLE001 – the other attention may run here
             failure = f"{type(error).__name__}: {error}"
             continue
@@ -116,13 +113,19 @@ def transformers_requests(run: Run) -> dict[str, Any]:
     raise RuntimeError(failure)
 
 
-def batched(
-    model: Any, settings: Any, requests: list[tuple[list[int], int]], patience_s: float
-) -> dict[str, Any]:
-    """Run the requests through the continuous batching of transformers. Its start is not in the
+def batched(run: Run, model: Any, settings: Any) -> dict[str, Any]:
+    """Run all requests through the continuous batching of transformers. Its start is not in the
     time."""
+    from transformers.generation.continuous_batching.utils import WorkloadHints
+
+    requests = requests_of(run)
+    hints = WorkloadHints(
+        max_prompt_length=max(len(prompt) for prompt, _ in requests),
+        max_generated_length=max(answer for _, answer in requests),
+        num_requests=len(requests),
+    )
     with model.continuous_batching_context_manager(
-        continuous_batching_config=settings, timeout=5
+        continuous_batching_config=settings, timeout=5, workload_hints=hints
     ) as manager:
         started = time.perf_counter()
         waiting = {}
@@ -130,7 +133,7 @@ def batched(
             name = manager.add_request(list(prompt), max_new_tokens=answer, eos_token_id=-1)
             waiting[name] = (prompt, answer)
         finished = []
-        while waiting and time.perf_counter() - started < patience_s:
+        while waiting and time.perf_counter() - started < PATIENCE_S:
             result = manager.get_result(timeout=1)
             if result is None:
                 if not manager.is_running():
@@ -141,8 +144,11 @@ def batched(
             if result.is_finished():
                 finished.append(waiting.pop(result.request_id))
         seconds = time.perf_counter() - started
-    if not finished:
-        raise RuntimeError(f"no request was done after {seconds:.0f} s")
-    found = rates(finished, seconds)
-    found["attention"] = model.config._attn_implementation
-    return found | ({"stopped_early": True} if waiting else {})
+        if not finished:
+            raise RuntimeError(f"no request was done after {seconds:.0f} s")
+        found = rates(finished, seconds)
+        found["attention"] = model.config._attn_implementation
+        if waiting:
+            found["stopped_early"] = True
+        run.note(found)  # the end of its thread may take too long
+    return found

@@ -15,7 +15,6 @@ PLATFORM = "rocm" if torch.version.hip else "cuda"
 """Pegboard's name for torch's "cuda"."""
 
 
-
 class Run:
     """device: torch device. tiny: sizes that the interpreter can compute. results: of the parts
     before, by their names. note: takes what a part knows before its end. engine: the engine that
@@ -45,6 +44,15 @@ class Run:
             self.close()
             self.engine = (name, make())
         return self.engine[1]
+
+    def is_usable(self) -> bool:
+        """Return whether the device still answers. After some errors, none of a process's calls
+        does."""
+        try:
+            self.wait()
+        except Exception:  # noqa: BLE001 – whatever it is, another process must go on
+            return False
+        return True
 
     def close(self) -> None:
         """Stop the engine that the last part left."""
