@@ -136,25 +136,34 @@ class Measuring:
         self.end = time.perf_counter() + 60 * options.minutes
 
     def run(self, stages: Sequence[Stage]) -> None:
-        """Run these parts. If the engine of a group does not start, the others of it are left."""
+        """Run those of these parts for which there is time. Without the engine of a group, the
+        others of it are left."""
         without_engine = ""
+        late = []
         try:
             for stage in stages:
                 if stage.group == without_engine:
                     continue
                 left = self.end - time.perf_counter()
                 if left < stage.expected_s:
-                    print(f"out of time before {stage.name}: run it again to continue")
-                    return
-                result = self._run(stage, min(stage.limit_s, left + 30))
-                if "failed" in result and stage.name.endswith("_start"):
+                    late.append(stage.name)
+                    result = None
+                else:
+                    print(f"{stage.name}, about {stage.expected_s:g} s: ", end="", flush=True)
+                    result = self._run(stage, min(stage.limit_s, left + 30))
+                    self._keep(stage, result)
+                if stage.name.endswith("_start") and (result is None or "failed" in result):
                     without_engine = stage.group
-                self.results[stage.name] = result
-                self._judge(stage)
-                self.save()
-                print(stage.name, json.dumps(result), flush=True)
         finally:
             self._close()
+        if late:
+            print(f"no time for {', '.join(late)}: run it again to continue")
+
+    def _keep(self, stage: Stage, result: dict[str, Any]) -> None:
+        self.results[stage.name] = result
+        self._judge(stage)
+        self.save()
+        print(json.dumps(result), flush=True)
 
     def _run(self, stage: Stage, limit_s: float) -> dict[str, Any]:
         group = "all" if self.options.tiny else stage.group
@@ -278,7 +287,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="small sizes, to test this script")
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--out", type=Path, default=Path("measure.json"))
-    names = {"nargs": "+", "default": [], "metavar": "PART", "choices": list(BY_NAME)}
+    names: dict[str, Any] = {
+        "nargs": "+",
+        "default": [],
+        "metavar": "PART",
+        "choices": list(BY_NAME),
+    }
     parser.add_argument("--only", help="run no other parts", **names)
     parser.add_argument("--again", help="run these parts, even if they are done", **names)
     parser.add_argument("--list", action="store_true", help="show the parts, and run none")

@@ -6,8 +6,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,14 @@ def test_no_part_starts_that_would_end_too_late(measuring: Measuring) -> None:
     assert measuring.results == {}
 
 
+def test_parts_that_fit_run(measuring: Measuring) -> None:
+    """Without its start, no part of a model runs."""
+    measuring.end = time.perf_counter() + 30
+    names = ("llama_8b_start", "llama_8b_decode_1", "bench_sample_tokens")
+    measuring.run([BY_NAME[name] for name in names])
+    assert measuring.results.keys() == {"bench_sample_tokens", "machine"}
+
+
 def test_which_parts_run(tmp_path: Path) -> None:
     roofs = ["memory_roof", "matrix_roof"]
     results: dict[str, Any] = {stage.name: {"rate": 1.0} for stage in STAGES}
@@ -200,6 +210,18 @@ def test_what_a_step_reads() -> None:
     one, all_of_them = mixture.step_bytes(1, 0), mixture.step_bytes(10_000, 0)
     assert all_of_them - one == pytest.approx(2 * mixture.layers * 6 * mixture.expert)
     assert work.prompt_operations(1) > 2 * work.linear
+
+
+def test_the_page_names_parts_and_goals() -> None:
+    """The commands of the page read as they should, and every goal is in its table."""
+    page = SCRIPT.parents[2] / "docs/first_hour_on_a_gpu.md"
+    text = page.read_text("utf-8")
+    commands = re.findall(r"python tests/gpu/measure\.py([^`\n]*)", text)
+    assert sum("--only" in command for command in commands) > 5
+    for command in commands:
+        make_parser().parse_args(command.split())
+    for stage in STAGES:
+        assert stage.goal is None or f"| `{stage.name}`" in text
 
 
 def test_lengths_of_requests() -> None:

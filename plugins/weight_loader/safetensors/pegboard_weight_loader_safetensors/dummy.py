@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SHORT_TYPES = ("bfloat16", "float16")
 STANDARD_DEVIATION = 0.02
-DRAWN_NUMBERS = 1 << 22
+DRAWN_NUMBERS = 1 << 20
 """A larger tensor repeats this many random numbers, because to draw billions takes minutes."""
 
 
