@@ -27,14 +27,20 @@ from pegboard_weight_loader_safetensors.hf_files import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pegboard.interfaces.model_source import LocalFiles
 
+SHORT_TYPES = ("bfloat16", "float16")
 STANDARD_DEVIATION = 0.02
+DRAWN_NUMBERS = 1 << 20
+"""A larger tensor repeats this many random numbers, because to draw billions takes minutes."""
 
 
 class DummyLoader:
     """Every tensor depends only on the seed and the tensor's name. One-dimensional weights (those
-    of norms) are 1. All others are drawn from a normal distribution with mean 0."""
+    of norms) are 1. All others are drawn from a normal distribution with mean 0. They have 16
+    bits if the config says so, as in a checkpoint."""
 
     def __init__(self, options: None, setup: WeightLoaderSetup) -> None:
         self.seed = setup.seed
@@ -70,6 +76,7 @@ class DummyLoader:
     ) -> Iterator[WeightPiece]:
         import torch
 
+        dtype = checkpoint.dtype if checkpoint.dtype in SHORT_TYPES else "float32"
         for piece in dict.fromkeys(wanted):
             if not piece.shape:
                 raise ModelError(
@@ -77,15 +84,23 @@ class DummyLoader:
                     "shape"
                 )
             if len(piece.shape) == 1 and piece.name.endswith("weight"):
-                data = torch.ones(piece.shape)
+                data = torch.ones(piece.shape, dtype=getattr(torch, dtype))
             else:
-                seed = (
-                    int.from_bytes(
-                        hashlib.sha256(f"{self.seed}:{piece.name}".encode()).digest()[:8], "little"
-                    )
-                    >> 1
-                )
-                data = torch.randn(piece.shape, generator=torch.Generator().manual_seed(seed)).mul_(
-                    STANDARD_DEVIATION
-                )
-            yield WeightPiece(piece.name, "float32", tuple(data.shape), data)
+                data = torch.empty(piece.shape, dtype=getattr(torch, dtype))
+                self._fill(data.view(-1), piece.name)
+            yield WeightPiece(piece.name, dtype, tuple(data.shape), data)
+
+    def _fill(self, numbers: "Tensor", name: str) -> None:
+        """Draw the numbers of the tensor of this name, [n]. Only the first ones are drawn; the
+        others repeat them."""
+        import torch
+
+        digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
+        seed = int.from_bytes(digest[:8], "little") >> 1
+        generator = torch.Generator().manual_seed(seed)
+        count = min(len(numbers), DRAWN_NUMBERS)
+        first = torch.randn(count, generator=generator).mul_(STANDARD_DEVIATION).to(numbers.dtype)
+        whole = len(numbers) // max(count, 1) * count
+        if whole:
+            numbers[:whole].view(-1, count).copy_(first)
+        numbers[whole:] = first[: len(numbers) - whole]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pegboard_weight_loader_safetensors import dummy
 from pegboard_weight_loader_safetensors.dummy import DummyLoader
 
 from pegboard.errors import ModelError
@@ -38,6 +39,19 @@ def test_weights_follow_from_seed_and_name(tmp_path: Path) -> None:
 
 def test_norm_weights_are_one(tmp_path: Path) -> None:
     assert make(describe(tmp_path), WantedWeight("model.norm.weight", (5,))).tolist() == [1.0] * 5
+
+
+def test_weights_have_the_type_of_the_config(tmp_path: Path) -> None:
+    checkpoint = describe(tmp_path, dtype="bfloat16")
+    for name in ("a.weight", "b.bias"):
+        assert make(checkpoint, WantedWeight(name, (4,))).dtype == torch.bfloat16
+
+
+def test_large_weights_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dummy, "DRAWN_NUMBERS", 10)
+    numbers = make(describe(tmp_path), WantedWeight("a.weight", (4, 6))).flatten()
+    assert len(numbers.unique()) == 10
+    assert torch.equal(numbers[10:], numbers[:14])
 
 
 def test_refusals(tmp_path: Path) -> None:
