@@ -281,8 +281,9 @@ class KVCache:
         If blocks are not short, there is also room for the tokens that a draft model stores.
         """
         for more in self._more:
-            blocks = self._allocate(request, num_tokens + more, hit, num_computed_tokens)
-            if blocks is not None:
+            if (
+                blocks := self._allocate(request, num_tokens + more, hit, num_computed_tokens)
+            ) is not None:
                 return blocks
         return None
 
@@ -290,13 +291,11 @@ class KVCache:
         self, request: Request, num_tokens: int, hit: PrefixHit | None, num_computed_tokens: int
     ) -> NewBlocks | None:
         blocks = self._blocks.get(request.key)
-        if blocks is not None:
-            if num_tokens <= blocks.capacity:
-                return self._nothing
-            return self._grow(blocks, num_tokens)
-        return self._start(
-            request, num_tokens, hit or PrefixHit(0, self._nothing), num_computed_tokens
-        )
+        if blocks is None:
+            return self._start(
+                request, num_tokens, hit or PrefixHit(0, self._nothing), num_computed_tokens
+            )
+        return self._nothing if num_tokens <= blocks.capacity else self._grow(blocks, num_tokens)
 
     def _grow(self, blocks: RequestBlocks, num_tokens: int) -> NewBlocks | None:
         counts = [0] * len(self.rules)
