@@ -12,7 +12,7 @@ from test_kv_connectors import PROMPTS, generate
 from test_kv_connectors import settings as connector
 from test_ranks import HEADS, LATENT, MODELS
 from test_state_parity import ARCHITECTURES as STATES
-from tiny_models import check_cached, check_parity, divide, open_llm, random_prompts
+from tiny_models import check_cached, check_parity, divide, nightly, open_llm, random_prompts
 
 from pegboard import SamplingParams
 from pegboard.errors import ConfigError, ModelError
@@ -52,7 +52,7 @@ def sizes(keys: int, rows: int, run: int = 1) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("run", [1, 4])
+@pytest.mark.parametrize("run", nightly([1, 4], 1))
 @pytest.mark.parametrize("name", CASES)
 def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, run: int) -> None:
     """Prompts, alone and in chunks, requests that are preempted, and common prefixes."""

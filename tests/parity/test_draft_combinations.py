@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_adapters_parity import SCALING, merged, random_adapter
 from tiny_drafts import METHODS, NUM_DRAFTS, Drafted, id_of
 from tiny_media import open_media_llm, some_prompts, write_llava
-from tiny_models import Reference
+from tiny_models import Reference, nightly
 
 from pegboard import LLM, LoRARequest, SamplingParams
 from pegboard.data.sampling_params import StructuredOutputsParams
@@ -271,7 +271,7 @@ def generate(llm: LLM) -> Answers:
     return {str(number): output for number, output in enumerate(outputs)}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", nightly(SETTINGS, "int8", "shared_storage"))
 def test_settings_of_the_engine(
     drafted: Drafted, open_llm: Callable[..., LLM], tmp_path: Path, name: str
 ) -> None:

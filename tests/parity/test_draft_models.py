@@ -15,7 +15,7 @@ import torch
 from draft_heads import METHODS, proposals, worker_of
 from safetensors.torch import load_file, save_file
 from test_drafts import MIXED, PROMPTS, compare, params, run
-from tiny_models import VOCAB_SIZE, Reference, divide
+from tiny_models import VOCAB_SIZE, Reference, divide, nightly
 
 from pegboard import LLM
 from pegboard.errors import ModelError
@@ -43,7 +43,7 @@ def drafting(
 
 
 @pytest.mark.one_rank
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", nightly(SETTINGS, "eager"))
 def test_the_output_is_that_of_plain_decoding(
     drafting: Any, open_llm: Callable[..., LLM], name: str
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from media_families import FAMILIES, ITEMS, processor_of
 from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from tiny_media import open_media_llm
+from tiny_models import nightly
 
 from pegboard import SamplingParams
 from pegboard.worker.given_rows import GivenRows
@@ -42,8 +43,9 @@ def rows_of(folder: Path, prompts: list[Any], dtype: str, monkeypatch: Any) -> t
 
 
 @pytest.mark.one_rank
+@pytest.mark.parametrize("dtype", nightly(["bfloat16", "float16"], "float16"))
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - OTHERS))
-def test_rows(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows(tmp_path: Path, name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES[name](tmp_path)
     processor, modalities = processor_of(tmp_path, with_defaults(read_config(tmp_path)))
     options = {"mm_processor_kwargs": SMALL} if "omni" in name else {}
@@ -56,7 +58,6 @@ def test_rows(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         for modality in modalities
     ]
     expected = rows_of(tmp_path, prompts, "float32", monkeypatch)
-    for dtype in ("bfloat16", "float16"):
-        rows = rows_of(tmp_path, prompts, dtype, monkeypatch)
-        error = (rows - expected).abs().mean() / expected.abs().mean()
-        assert rows.isfinite().all() and error < ERROR, f"{dtype}: {error:.3f}"
+    rows = rows_of(tmp_path, prompts, dtype, monkeypatch)
+    error = (rows - expected).abs().mean() / expected.abs().mean()
+    assert rows.isfinite().all() and error < ERROR, f"{dtype}: {error:.3f}"

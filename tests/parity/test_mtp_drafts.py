@@ -17,6 +17,7 @@ from pegboard_model_deepseek.pangu import NAMES
 from safetensors.torch import load_file, save_file
 from test_latent_parity import sandwiched
 from test_state_parity import QWEN
+from tiny_models import nightly
 from tiny_predictors import Form, Predictor, block_of, split_off, watch, write_predictor
 from torch import Tensor
 
@@ -257,7 +258,7 @@ def value(llm: LLM, name: str) -> Any:
 
 
 @pytest.mark.one_rank
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", nightly(ENGINES, "eager"))
 @pytest.mark.parametrize("name", TARGETS)
 def test_tokens_and_proposals(
     open_llm: Callable[..., LLM], tmp_path: Path, name: str, engine: str

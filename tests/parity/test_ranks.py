@@ -14,7 +14,7 @@ import pytest
 from pegboard_platform_cpu.platform import CPUPlatform
 from test_depths import GPT2
 from test_state_parity import ARCHITECTURES as STATES
-from tiny_models import check_cached, check_parity, divide, open_llm, random_prompts
+from tiny_models import check_cached, check_parity, divide, nightly, open_llm, random_prompts
 
 from pegboard import LLM, SamplingParams
 from pegboard.config.sources import engine_settings
@@ -134,7 +134,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("name", STAGED)
-@pytest.mark.parametrize(("count", "stages"), [(1, 2), (1, 3), (2, 2)])
+@pytest.mark.parametrize(("count", "stages"), nightly([(1, 2), (1, 3), (2, 2)], (1, 2)))
 def test_stages(
     write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count: int, stages: int
 ) -> None:
@@ -153,7 +153,7 @@ def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count
     check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", nightly([2, 3], 3))
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
@@ -187,7 +187,7 @@ def test_the_fallback_in_processes(write: Write) -> None:
 
 
 @pytest.mark.parametrize("placement", ["linear", "round_robin"])
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", nightly([2, 3], 2))
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_whole_experts(
     write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count: int, placement: str
@@ -318,14 +318,18 @@ def test_ranks_without_an_expert_are_refused(write: Write, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("name", "ranks", "stages"),
-    [
-        ("heads in unequal shares", 2, 1),
-        ("experts", 2, 1),
-        ("latents", 2, 1),
-        ("heads with states", 2, 1),
-        ("experts, sinks", 1, 3),
-        ("heads in unequal shares", 2, 2),
-    ],
+    nightly(
+        [
+            ("heads in unequal shares", 2, 1),
+            ("experts", 2, 1),
+            ("latents", 2, 1),
+            ("heads with states", 2, 1),
+            ("experts, sinks", 1, 3),
+            ("heads in unequal shares", 2, 2),
+        ],
+        ("heads in unequal shares", 2, 1),  # also part of the last one
+        ("experts", 2, 1),  # also in `test_whole_experts_of_processes`
+    ),
 )
 def test_processes(write: Write, name: str, ranks: int, stages: int) -> None:
     """The exchange is part of the recording. Blocks of 16 are those of the native attention."""

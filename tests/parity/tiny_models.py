@@ -51,6 +51,18 @@ COMMON = {
 }
 
 
+def nightly(values: Iterable[Any], *rare: Any) -> list[Any]:
+    """Return the values of a parameter, or the tuples of several ones. The rare ones are tried at
+    night only."""
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=[pytest.mark.slow] if value in rare else [],
+        )
+        for value in values
+    ]
+
+
 def make_model(model_type: str, **values: Any) -> Any:
     """A tiny transformers model. values replace the common sizes; None drops one. Every tensor is
     random, also those of norms, biases, sinks and corrections of routers, so that a missing one
