@@ -106,6 +106,7 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             "HAS_SOFT_CAP": rows == 2,
             "HAS_NUM_KEYS": rows == 2,
             "IS_PART": rows == 2,
+            "IS_STEADY": rows == 2,
             "STORED": stored,
         }
         types = (
