@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
-from fake_gpu_engine import decisions_of, engine_on_fake_gpu
+from fake_gpu_engine import engine_on_fake_gpu
 from pegboard_kernel_triton import sampling
 from tiny_models import make_model
 
@@ -97,6 +97,19 @@ def test_dense(tmp_path: Path) -> None:
     check_batches(tmp_path)
 
 
+def test_what_depends_on_the_batch_is_refused(tmp_path: Path) -> None:
+    """The error names what there is, and what it lacks."""
+    make_model("llama", **TINY).save_pretrained(tmp_path)
+    refusal = (
+        "(?s)batch_invariant: no kernel plugin computes 'lora_add'.*unsuitable.*lacks the flag"
+    )
+    with (
+        pytest.raises(PegboardError, match=refusal),
+        engine_on_fake_gpu(tmp_path, **SETTINGS, enable_lora=True, max_lora_rank=8),
+    ):
+        pass
+
+
 @pytest.mark.slow
 def test_experts(tmp_path: Path) -> None:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -104,9 +117,7 @@ def test_experts(tmp_path: Path) -> None:
     check_batches(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "quantization", ["fp8", pytest.param("rtn_int4", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("quantization", ["fp8", pytest.param("rtn_int4", marks=pytest.mark.slow)])
 def test_packed_weights(tmp_path: Path, quantization: str) -> None:
     make_model("llama", **TINY).save_pretrained(tmp_path)
     check_batches(tmp_path, quantization=quantization)

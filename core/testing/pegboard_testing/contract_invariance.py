@@ -13,9 +13,7 @@ SIZES = (1, 3, 17, 50)
 """Rows of a step."""
 
 
-def check_rows(
-    call: Callable[[Tensor], Tensor], x: Tensor, sizes: Sequence[int] = SIZES
-) -> None:
+def check_rows(call: Callable[[Tensor], Tensor], x: Tensor, sizes: Sequence[int] = SIZES) -> None:
     """Check that a product [T, in] → [T, out] gives each row of x the same bits alone, with others
     and in another order. sizes: of steps; fewer for kernels that are interpreted."""
     expected = call(x)

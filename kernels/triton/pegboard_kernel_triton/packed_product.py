@@ -476,9 +476,7 @@ def multiply(
     if experts is None:
         first_row = 0
         num_rows = len(packed.scale)
-        tiles = choose_tiles(
-            MANY_ROWS if is_steady else count, num_rows, packed.columns, form
-        )
+        tiles = choose_tiles(MANY_ROWS if is_steady else count, num_rows, packed.columns, form)
         num_programs = triton.cdiv(count, tiles.tokens)
         of_experts: tuple[Tensor | None, ...] = (None, None, None)
         sizes = (1, num_rows)
