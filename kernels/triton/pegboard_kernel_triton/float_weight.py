@@ -1,5 +1,5 @@
-"""Float matrices. Experts are multiplied in Triton. Torch multiplies all others, unless results must
-be batch invariant."""
+"""Float matrices. Experts are multiplied in Triton. Torch multiplies all others, unless results
+must be batch invariant."""
 
 from __future__ import annotations
 
