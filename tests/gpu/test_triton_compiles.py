@@ -103,8 +103,12 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     from pegboard_kernel_triton import elementwise, norm, sampling
 
     found = []
-    for tokens, rows, stored in ((4096, 2, ""), (4, 4, native)):
-        tiles = attention.choose_tiles(tokens, rows, 8, 4, WIDTH, 2, 8192, 132)
+    for tokens, rows, stored in ((4096, 2, ""), (4, 4, native), (0, 2, "")):
+        tiles = (
+            attention.choose_tiles(tokens, rows, 8, 4, WIDTH, 2, 8192, 132)
+            if tokens
+            else attention.steady_tiles(4, WIDTH, 2)
+        )
         constants = {
             "BLOCK_SIZE": 16,
             "GROUP": 4,
@@ -122,6 +126,7 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             "HAS_SOFT_CAP": rows == 2,
             "HAS_NUM_KEYS": rows == 2,
             "IS_PART": rows == 2,
+            "IS_STEADY": tokens == 0,
             "STORED": stored,
         }
         types = (
@@ -198,6 +203,7 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
         )
     )
     rounded = rounded_products("native" in native)
+    rounded += mixtures_and_steady_products()
     return found + packed_products() + rounded + experts_and_adapters() + layers_with_states()
 
 
@@ -294,6 +300,36 @@ def experts_and_adapters() -> list[tuple[Any, str, dict[str, Any], int]]:
     return found
 
 
+def mixtures_and_steady_products() -> list[tuple[Any, str, dict[str, Any], int]]:
+    """Return the router of DeepSeek-V3, the sum of its experts, and products of floats, as
+    `kernels` does."""
+    from pegboard_kernel_triton import float_product, mixture
+
+    routing = {
+        "GROUPS": 8,
+        "SIZE": 32,
+        "TOP_GROUPS": 4,
+        "BEST": 2,
+        "TOP_K": 8,
+        "IS_SOFTMAX": True,
+        "HAS_CORRECTION": True,
+        "RENORMALIZES": True,
+        "PAD_GROUPS": 8,
+        "PAD_SIZE": 32,
+        "PAD_K": 8,
+    }
+    types = "logits *bf16, correction weights *fp32, ids *i32, scale fp32"
+    found = [(mixture._route, types, routing, 1)]
+    sums = {"HAS_WEIGHTS": True, "HAS_SHARED": True, "HAS_GATE": True, "EACH": 8}
+    types = "rows shared gate out *bf16, places *i32, weights *fp32"
+    found.append((mixture._sum_experts, types, {**sums, "COLUMNS": mixture.COLUMNS}, 4))
+    for kind, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        constants = float_product.constants_of(2 * float_product.NARROW, dtype)
+        constants = {key: value for key, value in constants.items() if key.isupper()}
+        found.append((float_product._multiply_floats, f"x weight out *{kind}", constants, 4))
+    return found
+
+
 def layers_with_states() -> list[tuple[Any, str, dict[str, Any], int]]:
     """Return the kernels of layers with a state per request, as `kernels` does."""
     from pegboard_kernel_triton import states
@@ -371,6 +407,9 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_round_rows",
         "_rounded_product",
         "_multiply_experts",
+        "_multiply_floats",
+        "_route",
+        "_sum_experts",
         "_shrink",
         "_expand",
         "_causal_conv",

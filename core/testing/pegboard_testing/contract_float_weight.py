@@ -7,6 +7,7 @@ class TestMyWeight(FloatWeightContract):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pegboard.ops.linear import FloatWeight
-from pegboard_testing.contract_invariance import check_experts, check_rows
+from pegboard_testing.contract_invariance import SIZES, check_experts, check_rows
 
 
 class FloatWeightContract:
@@ -25,6 +26,9 @@ class FloatWeightContract:
     weight_class: ClassVar[type[FloatWeight]]
     is_invariant = False
     """Whether the kernel has the flag "batch_invariant"."""
+    sizes: ClassVar[Sequence[int]] = SIZES
+    every = 1
+    """See `contract_invariance`."""
 
     def filled(self, values: torch.Tensor, is_table: bool = False) -> FloatWeight:
         """Return a finished weight with these values, [out, in], which multiplies float32."""
@@ -121,5 +125,5 @@ class FloatWeightContract:
         values = torch.randn(96, 700, generator=generator).to(dtype)
         x = torch.randn(130, 700, generator=generator)
         weight = self.filled(values)
-        check_rows(weight.bind(), x)
-        check_experts(weight.bind_experts(3, None), x, (30, 1, 99))
+        check_rows(weight.bind(), x, self.sizes)
+        check_experts(weight.bind_experts(3, None), x, (30, 1, 99), self.every)

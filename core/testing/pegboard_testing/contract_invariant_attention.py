@@ -57,9 +57,11 @@ def by_token(
 
 
 class InvariantAttentionContract:
-    """contract: of the same backend."""
+    """contract: of the same backend. lengths: of the rows; backends that are interpreted have
+    shorter ones."""
 
     contract: ClassVar[AttentionContract]
+    lengths: ClassVar[Sequence[int]] = (1, 300, 40, 17, 280)
 
     def test_the_flag_is_declared(self) -> None:
         assert BATCH_INVARIANT in self.contract.spec.flags
@@ -70,7 +72,7 @@ class InvariantAttentionContract:
         layers = self.contract.random_layers(rng)
         block_size = int(rng.choice(self.contract.some("block_size", [16, 32])))
         stored = str(rng.choice(self.contract.some("kv_dtype", ["float32", "bfloat16", "int8"])))
-        lengths = [1, 300, 40, 17, 280]
+        lengths = self.lengths
         results = []
         for steps in ways(lengths, seed):
             trial = InvariantTrial(
@@ -86,16 +88,17 @@ class InvariantAttentionContract:
 
 
 class InvariantLatentContract:
-    """contract: of the same backend."""
+    """contract: of the same backend. lengths: see `InvariantAttentionContract`."""
 
     contract: ClassVar[LatentContract]
+    lengths: ClassVar[Sequence[int]] = (1, 150, 40, 280)
 
     def test_the_flag_is_declared(self) -> None:
         assert BATCH_INVARIANT in self.contract.spec.flags
 
     @pytest.mark.parametrize("stored", STORED)
     def test_a_token_has_the_same_bits_in_every_step(self, stored: str) -> None:
-        lengths = [1, 150, 40, 280]
+        lengths = self.lengths
         layer = latent_layer(6, 64, 16, 16, 24)
         block_size = self.contract.block_sizes[0]
         results = [

@@ -25,18 +25,21 @@ from pegboard_testing.fake_gpu import DeviceTensor, FakeGPU, Tape
 def corrected_products() -> Callable[..., Any]:
     """Return `InterpreterBuilder.create_dot` without a mistake of Triton 3.9. The interpreter keeps
     bfloat16 numbers as 16-bit integers, and its matrix products multiply these integers. Here they
-    are widened first."""
+    are widened first. Each row is multiplied alone, because numpy rounds a row of a product
+    according to its place, which GPUs do not."""
     import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     multiply = InterpreterBuilder.create_dot
 
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+    def create_dot(self: Any, a: Any, b: Any, total: Any, *rest: Any) -> Any:
         a, b = (
             self.create_fp_ext(part, tl.float32) if part.dtype.scalar == tl.bfloat16 else part
             for part in (a, b)
         )
-        return multiply(self, a, b, *rest)
+        rows, totals = (TensorHandle(x.data[..., None, :], x.dtype) for x in (a, total))
+        products = multiply(self, rows, b, totals, *rest)
+        return TensorHandle(products.data[..., 0, :], products.dtype)
 
     return create_dot
 

@@ -10,7 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pegboard_kernel_triton.experts import num_tiles, precision_of, rows_of_tile, tile_of
+from pegboard_kernel_triton.experts import (
+    MANY_ROWS,
+    num_tiles,
+    precision_of,
+    rows_of_tile,
+    tile_of,
+)
 from pegboard_kernel_triton.packed_form import Form, Packed
 
 MAGIC = tl.constexpr(0x4B000000)
@@ -447,7 +453,12 @@ class Experts(NamedTuple):
 
 
 def multiply(
-    x: Tensor, packed: Packed, order: Tensor | None, out: Tensor, experts: Experts | None = None
+    x: Tensor,
+    packed: Packed,
+    order: Tensor | None,
+    out: Tensor,
+    experts: Experts | None = None,
+    is_steady: bool = False,
 ) -> None:
     """Write the products of x [T, in] with packed rows to out [T, rows], which may be some columns
     of a wider tensor. With experts, out has the columns of all rows of an expert, and tokens
@@ -455,7 +466,8 @@ def multiply(
 
     order: int32 [in], the column of x for each column of the codes, or [P, in] with experts; None =
     in order. Products are added in float32. If scales vary within a tile, W is rounded to the type
-    of x.
+    of x. is_steady: a token has the same bits in every step, because all steps have the same tiles,
+    and one program adds up all columns of a tile, in their order.
     """
     count = len(x)
     if not count:
@@ -464,7 +476,7 @@ def multiply(
     if experts is None:
         first_row = 0
         num_rows = len(packed.scale)
-        tiles = choose_tiles(count, num_rows, packed.columns, form)
+        tiles = choose_tiles(MANY_ROWS if is_steady else count, num_rows, packed.columns, form)
         num_programs = triton.cdiv(count, tiles.tokens)
         of_experts: tuple[Tensor | None, ...] = (None, None, None)
         sizes = (1, num_rows)
@@ -472,7 +484,7 @@ def multiply(
         first_row, stop = experts.rows
         num_rows = stop - first_row
         num_experts = len(experts.starts) - 1
-        tokens = rows_of_tile(count, num_experts)
+        tokens = MANY_ROWS if is_steady else rows_of_tile(count, num_experts)
         tiles = choose_tiles(tokens, num_rows, packed.columns, form)
         num_programs = num_tiles(count, num_experts + 1, tiles.tokens)
         of_experts = (experts.order_rows, experts.bias, experts.starts)

@@ -100,7 +100,10 @@ def _joined(segments: list[Segment]) -> Segment:
 class PackedWeight:
     """The life of a weight. See `pegboard.ops.blocks.BlockWeight`. dtype: of rows that are looked
     up; products have the type of what is multiplied. A subclass says how rows are packed. They are
-    packed on the device, and not kept in the cache."""
+    packed on the device, and not kept in the cache. IS_STEADY: a token has the same bits in every
+    step."""
+
+    IS_STEADY = False
 
     def __init__(
         self,
@@ -169,8 +172,8 @@ class PackedWeight:
         if rounding is not None and all(
             each.order is None and has_codes(each.packed, rounding) for each in products
         ):
-            return partial(_multiply_codes, products, num_rows, rounding)
-        return after_rounding(rounding, partial(_multiply, products, num_rows))
+            return partial(_multiply_codes, products, num_rows, rounding, self.IS_STEADY)
+        return after_rounding(rounding, partial(_multiply, products, num_rows, self.IS_STEADY))
 
     def bind_experts(
         self, num_experts: int, bias: Tensor | None
@@ -180,7 +183,7 @@ class PackedWeight:
         rows = self.shape[0] // num_experts
         if (parts := self._equal_parts(num_experts)) is not None:
             (segment,) = self.segments
-            call = partial(_multiply_experts, segment, rows, parts, bias)
+            call = partial(_multiply_experts, segment, rows, parts, bias, self.IS_STEADY)
             return after_rounding(self.rounding, call)
         calls = [
             self._product(self._between(first, first + rows), rows)
@@ -279,7 +282,7 @@ def _products(segments: list[Segment]) -> list[Segment]:
     return [part for segment in segments for part in segment.parts()]
 
 
-def _multiply(products: list[Segment], num_rows: int, x: Tensor) -> Tensor:
+def _multiply(products: list[Segment], num_rows: int, is_steady: bool, x: Tensor) -> Tensor:
     """Return x [T, in] times the transpose of the products' rows, [T, num_rows]. Other rows give
     zeros."""
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -287,12 +290,13 @@ def _multiply(products: list[Segment], num_rows: int, x: Tensor) -> Tensor:
     new = x.new_zeros if is_padded else x.new_empty
     out = new(len(x), num_rows)
     for product in products:
-        multiply(x, product.packed, product.order, out[:, product.start : product.stop])
+        place = out[:, product.start : product.stop]
+        multiply(x, product.packed, product.order, place, is_steady=is_steady)
     return out
 
 
 def _multiply_codes(
-    products: list[Segment], num_rows: int, rounding: Rounding, x: Tensor
+    products: list[Segment], num_rows: int, rounding: Rounding, is_steady: bool, x: Tensor
 ) -> Tensor:
     """Return what `_multiply` does, of activations that are rounded. See `has_codes`."""
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -302,18 +306,25 @@ def _multiply_codes(
     codes, scales = round_rows(x, rounding)
     for product in products:
         place = out[:, product.start : product.stop]
-        multiply_codes(codes, scales, product.packed, rounding, place)
+        multiply_codes(codes, scales, product.packed, rounding, place, is_steady)
     return out
 
 
 def _multiply_experts(
-    segment: Segment, rows: int, parts: Parts, bias: Tensor | None, x: Tensor, starts: Tensor
+    segment: Segment,
+    rows: int,
+    parts: Parts,
+    bias: Tensor | None,
+    is_steady: bool,
+    x: Tensor,
+    starts: Tensor,
 ) -> Tensor:
     """Return the products of sorted tokens x [N, in] with the `rows` rows of their experts."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(len(x), rows)
     for span, numbers in parts:
-        multiply(x, segment.packed, segment.order, out, Experts(starts, rows, span, numbers, bias))
+        experts = Experts(starts, rows, span, numbers, bias)
+        multiply(x, segment.packed, segment.order, out, experts, is_steady)
     return out
 
 
@@ -330,3 +341,15 @@ class TritonCodeWeight(PackedWeight):
 
     def pack(self, rows: FloatCodes) -> tuple[Packed, Tensor | None]:
         return pack_codes(rows, self.device), None
+
+
+class SteadyBlockWeight(TritonBlockWeight):
+    """It is batch invariant: all products have tiles of one size, which is slow for few tokens."""
+
+    IS_STEADY = True
+
+
+class SteadyCodeWeight(TritonCodeWeight):
+    """See `SteadyBlockWeight`."""
+
+    IS_STEADY = True

@@ -1,27 +1,47 @@
 """The specs of this package."""
 
+from dataclasses import replace
+
 from pegboard.interfaces.kernel import KernelSpec
+from pegboard.interfaces.spec import BATCH_INVARIANT
 
 
-def _compiled(implementation: str) -> KernelSpec:
+def _compiled(implementation: str, *flags: str) -> KernelSpec:
     return KernelSpec(
         api="1.0",
         implementation=f"pegboard_kernel_triton.{implementation}",
         probe="pegboard_kernel_triton.probe:probe",
         platforms=frozenset({"cuda", "rocm"}),
         supports={"dtype": {"float32", "bfloat16", "float16"}},
+        flags=frozenset(flags),
     )
 
 
-RMS_NORM = _compiled("norm:rms_norm")
-ADD_RMS_NORM = _compiled("norm:add_rms_norm")
-ROPE = _compiled("elementwise:rope")
-SILU_MUL = _compiled("elementwise:silu_mul")
-GELU_TANH_MUL = _compiled("elementwise:gelu_tanh_mul")
-SAMPLE_TOKENS = _compiled("sampling:sample_tokens")
+def _per_row(implementation: str) -> KernelSpec:
+    """A program computes whole rows, or numbers of a row that depend on no others, and what it does
+    is chosen by the size of a row. So results do not depend on the batch."""
+    return _compiled(implementation, BATCH_INVARIANT)
+
+
+def _steady(implementation: str) -> KernelSpec:
+    """Slower than the other ones, so these come first if nothing else is needed."""
+    return replace(_per_row(implementation), tier="reference")
+
+
+RMS_NORM = _per_row("norm:rms_norm")
+ADD_RMS_NORM = _per_row("norm:add_rms_norm")
+ROPE = _per_row("elementwise:rope")
+SILU_MUL = _per_row("elementwise:silu_mul")
+GELU_TANH_MUL = _per_row("elementwise:gelu_tanh_mul")
+ROUTE = _per_row("mixture:route")
+SUM_EXPERTS = _per_row("mixture:sum_experts")
+SAMPLE_TOKENS = _per_row("sampling:sample_tokens")
 BLOCK_WEIGHT = _compiled("packed_weight:TritonBlockWeight")
 CODE_WEIGHT = _compiled("packed_weight:TritonCodeWeight")
 FLOAT_WEIGHT = _compiled("float_weight:TritonFloatWeight")
+BLOCK_WEIGHT_STEADY = _steady("packed_weight:SteadyBlockWeight")
+CODE_WEIGHT_STEADY = _steady("packed_weight:SteadyCodeWeight")
+FLOAT_WEIGHT_STEADY = _steady("float_weight:SteadyFloatWeight")
 LORA_ADD = _compiled("lora:lora_add")
 CAUSAL_CONV = _compiled("states:causal_conv")
 SELECTIVE_SCAN = _compiled("states:selective_scan")

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pegboard.ops.rounding import LARGEST, Rounding
+from pegboard_kernel_triton.experts import MANY_ROWS
 from pegboard_kernel_triton.packed_form import Packed
 
 STEP = 128
@@ -203,14 +204,20 @@ def constants_of(packed: Packed, rounding: Rounding, count: int) -> dict[str, ob
 
 
 def multiply_codes(
-    codes: Tensor, scales: Tensor, packed: Packed, rounding: Rounding, out: Tensor
+    codes: Tensor,
+    scales: Tensor,
+    packed: Packed,
+    rounding: Rounding,
+    out: Tensor,
+    is_steady: bool = False,
 ) -> None:
     """Write the products of rounded activations (`round_rows`) with packed rows (`has_codes`) to
     out [T, rows], which may be some columns of a wider tensor. Sums of integers are exact, those of
-    floats are float32."""
+    floats are float32. is_steady: a token has the same bits in every step, because all steps have
+    the same tiles."""
     count = len(codes)
     num_rows = len(packed.scale)
-    constants = constants_of(packed, rounding, count)
+    constants = constants_of(packed, rounding, MANY_ROWS if is_steady else count)
     if count:
         grid = triton.cdiv(count, constants["TOKENS"]), triton.cdiv(num_rows, constants["ROWS"])
         (words,) = packed.planes

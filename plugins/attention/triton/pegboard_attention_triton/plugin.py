@@ -1,6 +1,7 @@
 """Specs of this package."""
 
 from pegboard.interfaces.attention import AttentionSpec
+from pegboard.interfaces.spec import BATCH_INVARIANT
 
 FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
@@ -21,7 +22,7 @@ TRITON = AttentionSpec(
         "items": True,
         "block_size": True,
     },
-    flags=frozenset({"replay"}),
+    flags=frozenset({"replay", BATCH_INVARIANT}),
 )
 
 ENCODER = AttentionSpec(

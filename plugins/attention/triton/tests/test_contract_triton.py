@@ -4,7 +4,7 @@ contract."""
 from __future__ import annotations
 
 import pytest
-from pegboard_attention_triton import probe
+from pegboard_attention_triton import attention, probe
 from pegboard_attention_triton.backend import TritonAttention
 from pegboard_attention_triton.plugin import TRITON
 
@@ -12,6 +12,7 @@ from pegboard.interfaces.attention import AttentionSetup
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
 from pegboard_testing.contract_attention import AttentionContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_invariant_attention import InvariantAttentionContract
 
 
 def test_contract() -> None:
@@ -44,6 +45,25 @@ class TestTritonAttention(AttentionContract):
     @pytest.mark.parametrize("seed", [0])
     def test_rows_do_not_see_their_neighbors(self, seed: int) -> None:
         super().test_rows_do_not_see_their_neighbors(seed)
+
+
+@pytest.mark.usefixtures("interpreted_triton")
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # where sigmoid is 0
+class TestSteadyTritonAttention(InvariantAttentionContract):
+    """The long row has keys of two runs. Other steps than these would split its keys."""
+
+    contract = TestTritonAttention()
+    lengths = (1, 80, 17)
+
+    @pytest.fixture(autouse=True)
+    def _short_splits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attention, "KEYS_PER_SPLIT", 16)
+
+    @pytest.mark.parametrize(
+        "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2, 3, 4, 5))]
+    )
+    def test_a_token_has_the_same_bits_in_every_step(self, seed: int) -> None:
+        super().test_a_token_has_the_same_bits_in_every_step(seed)
 
 
 def test_it_is_absent_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:

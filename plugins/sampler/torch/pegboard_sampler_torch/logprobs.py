@@ -63,7 +63,23 @@ def find_logprobs(
     # Counting in float32 is exact below 2²⁴ and several times faster than counting in integers.
     ranks = 1 + torch.gt(x, values[:, :1], out=torch.empty_like(x)).sum(-1)
     if normalize:
+        values = values - log_sums(x)
+    return ids.int(), values.float(), ranks.int()
+
+
+def log_sums(x: Tensor) -> Tensor:
+    """Return log(sum(exp(x))) of each row [n, V] → [n, 1]. A row has the same bits in every
+    batch."""
+    if x.device.type == "cpu":
         # torch cuts the sum of a single row into a part per thread, which would give other bits
         rows = x.expand(2, -1) if len(x) == 1 else x
-        values = values - rows.logsumexp(-1, keepdim=True)[: len(x)]
-    return ids.int(), values.float(), ranks.int()
+        return rows.logsumexp(-1, keepdim=True)[: len(x)]
+    # a GPU cuts sums by the number of rows, but not what is computed number by number
+    peak = x.amax(-1, keepdim=True)
+    peak = peak.masked_fill(peak.abs() == float("inf"), 0)
+    sums = (x - peak).exp_()
+    while (width := sums.shape[1]) > 1:
+        half = width // 2
+        pairs = sums[:, :half] + sums[:, half : 2 * half]
+        sums = torch.cat([pairs, sums[:, -1:]], 1) if width % 2 else pairs
+    return sums.log_().add_(peak)

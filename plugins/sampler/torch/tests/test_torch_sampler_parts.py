@@ -17,7 +17,7 @@ from pegboard_sampler_torch.choose import (
     largest_values,
     weigh,
 )
-from pegboard_sampler_torch.logprobs import gather_logprobs, top_tokens
+from pegboard_sampler_torch.logprobs import gather_logprobs, log_sums, top_tokens
 from pegboard_sampler_torch.penalties import PenaltyTable
 from pegboard_sampler_torch.random import SeededUniforms, philox, seeded_uniforms
 from pegboard_sampler_torch.step import pad_drafts
@@ -26,6 +26,7 @@ from pegboard_sampler_torch.upload import Upload
 from pegboard.ops import sampling as ops
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.distributions import chi_square_fits, softmax
+from pegboard_testing.fake_gpu import DEVICE, FakeGPU
 from pegboard_testing.sampling_reference import apply_penalties, log_softmax_topk
 
 quick = settings(max_examples=40, deadline=None)
@@ -195,6 +196,20 @@ def test_logprobs_of_a_row_have_the_same_bits_in_every_batch() -> None:
         part = slice(row, row + 1)
         alone = gather_logprobs(x[part], chosen[part], 3, normalize=True).values
         assert (alone == found[part]).all()
+
+
+@pytest.mark.parametrize("size", [1, 5, 64, 127])
+def test_sums_on_a_device(size: int) -> None:
+    """They are added number by number, so a row has the same bits alone. Empty rows give −∞."""
+    x = torch.randn(5, size, generator=torch.Generator().manual_seed(size)) * 4
+    x[3] = float("-inf")
+    expected = x.logsumexp(-1, keepdim=True)
+    with FakeGPU():
+        on_device = x.to(DEVICE)
+        sums = log_sums(on_device).cpu()
+        alone = [log_sums(on_device[row : row + 1]).cpu() for row in range(5)]
+    torch.testing.assert_close(sums, expected)
+    assert torch.equal(torch.cat(alone), sums)
 
 
 @quick
