@@ -332,7 +332,7 @@ def mixtures_and_steady_products() -> list[tuple[Any, str, dict[str, Any], int]]
 
 def layers_with_states() -> list[tuple[Any, str, dict[str, Any], int]]:
     """Return the kernels of layers with a state per request, as `kernels` does."""
-    from pegboard_kernel_triton import states
+    from pegboard_kernel_triton import chunks, states
 
     rows = "table seq_lens starts *i32, x gate q k v steps b c beta out *bf16"
     rows += ", state a_log skip *fp32, least most eps scale fp32"
@@ -347,6 +347,13 @@ def layers_with_states() -> list[tuple[Any, str, dict[str, Any], int]]:
     for per_channel in (False, True):
         numbers = {"BLOCK_P": 16, "BLOCK_K": 128, "PER_CHANNEL": per_channel}
         found.append((states._delta_rule, types, numbers, 4))
+    for kind, precision in (("bf16", "tf32"), ("fp32", "ieee")):
+        typed = types.replace("*bf16", f"*{kind}")
+        sizes = {"PRECISION": precision, "BLOCK_P": chunks.NUMBERS // 128}
+        numbers = {**sizes, "BLOCK_T": chunks.TOKENS, "BLOCK_N": 128}
+        found.append((chunks._scan_chunks, typed, numbers, 4))
+        numbers = {**sizes, "BLOCK_T": chunks.DELTA_TOKENS, "BLOCK_K": 128}
+        found.append((chunks._delta_chunks, typed, numbers, 4))
     norm = {"NORMALIZES": True, "GATES_FIRST": False, "BLOCK": 8192}
     found.append((states._gated_norm, f"{rows}, weight *bf16", norm, 4))
     return found
@@ -415,6 +422,8 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_causal_conv",
         "_selective_scan",
         "_chunked_scan",
+        "_scan_chunks",
+        "_delta_chunks",
         "_delta_rule",
         "_gated_norm",
     }

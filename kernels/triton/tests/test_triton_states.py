@@ -3,13 +3,15 @@ of rows, padded or not, and states that are not next to each other."""
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pegboard_kernel_triton import states
+from pegboard_kernel_triton import chunks, states
 from torch import Tensor
 
 from pegboard import ops
@@ -74,11 +76,13 @@ class Step:
     def weight(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator)
 
-    def compare(self, name: str, *inputs: Any, after: tuple[Any, ...] = ()) -> None:
+    def compare(
+        self, name: str, *inputs: Any, after: tuple[Any, ...] = (), module: ModuleType = states
+    ) -> None:
         """The op's result and the states after it are those of the reference in float32, no other
         memory changes, and what pads the step becomes finite."""
         before = self.memory.clone()
-        found = getattr(states, name)(*inputs, self.state, self.rows, *after)
+        found = getattr(module, name)(*inputs, self.state, self.rows, *after)
         states_after = self.memory.clone()
         self.memory.copy_(before)
         wide = [self._wide(each) for each in inputs]
@@ -156,7 +160,9 @@ def test_selective_scan(
     st.booleans(),
     dtypes,
 )
+@pytest.mark.parametrize("module", [states, chunks])
 def test_chunked_scan(
+    module: ModuleType,
     lengths: list[int],
     padding: tuple[int, int],
     heads: tuple[int, int],
@@ -172,7 +178,8 @@ def test_chunked_scan(
     x = step.random(num_heads, head_dim)
     steps = step.random(num_heads)
     b, c = (step.random(groups, size) for _ in range(2))
-    step.compare("chunked_scan", x, steps, bias, limits, a_log, b, c, skip)
+    with mock.patch.object(chunks, "TOKENS", 16):  # so that rows have several chunks
+        step.compare("chunked_scan", x, steps, bias, limits, a_log, b, c, skip, module=module)
 
 
 @SOME
@@ -185,7 +192,9 @@ def test_chunked_scan(
     st.booleans(),
     dtypes,
 )
+@pytest.mark.parametrize("module", [states, chunks])
 def test_gated_delta_rule(
+    module: ModuleType,
     lengths: list[int],
     padding: tuple[int, int],
     heads: tuple[int, int],
@@ -203,7 +212,7 @@ def test_gated_delta_rule(
     bias = step.weight(num_heads, *decays)
     a_log = step.weight(num_heads)
     beta = step.random(num_heads)
-    step.compare("gated_delta_rule", q, k, v, steps, bias, a_log, beta)
+    step.compare("gated_delta_rule", q, k, v, steps, bias, a_log, beta, module=module)
 
 
 @SOME
