@@ -30,7 +30,7 @@ WIDTH = 128
 def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     """Return those of latent attention, with the sizes of DeepSeek-V3 and 16 heads per rank, for
     prompts in bfloat16 and float32 and for decodes. See `kernels`."""
-    from pegboard_attention_triton import attention, latent, sparse
+    from pegboard_attention_triton import attention, expanded, latent, sparse
 
     heads, rank, rope = 16, 512, 64
     found = []
@@ -54,6 +54,7 @@ def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             "PAD_C": rank,
             "PAD_R": rope,
             "HAS_NUM_KEYS": rows == 2,
+            "IS_OLD": rows == 2,
             "CHOSEN": 2048 if rows == 4 else 0,
             "IS_PART": rows == 2,
             "SPLITS": tiles.splits,
@@ -90,6 +91,20 @@ def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             ", block_table query_start_loc seq_lens num_keys *i32"
         )
         found.append((sparse._score_keys, types, constants, 4))
+        block, keys = expanded.tiles_of(torch.float32 if kind == "fp32" else torch.bfloat16)
+        constants = {
+            "N": 128,
+            "R": rope,
+            "V": 128,
+            "TOKENS": block,
+            "KEYS": keys,
+            "PAD_N": 128,
+            "PAD_R": rope,
+            "PAD_V": 128,
+            "PRECISION": "ieee" if kind == "fp32" else "tf32",
+        }
+        types = f"q q_rope k k_rope v out *{kind}, lse *fp32, query_start_loc *i32, scale fp32"
+        found.append((expanded._attend_expanded, types, constants, 4))
     merged = {"DV": rank, "PAD_DV": rank, "IS_PART": True, "SPLITS": attention.MOST_SPLITS}
     types = "parts maxima sums lse *fp32, out *bf16"
     found.append((attention._merge, types, merged, 4))
@@ -404,6 +419,7 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_attend_latents",
         "_store_latents",
         "_score_keys",
+        "_attend_expanded",
         "_merge",
         "_rms_norm",
         "_rope",

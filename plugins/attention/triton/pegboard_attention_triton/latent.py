@@ -116,6 +116,7 @@ def _attend_latents(
     PAD_C: tl.constexpr,
     PAD_R: tl.constexpr,
     HAS_NUM_KEYS: tl.constexpr,
+    IS_OLD: tl.constexpr,
     CHOSEN: tl.constexpr,
     IS_PART: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -124,7 +125,8 @@ def _attend_latents(
     """The attention of one tile, GROUP heads and one split. STORED: the format of 8-bit floats (see
     `_decode`) if tokens are packed (fp8_ds_mla), where PAD_C is a multiple of 128; "" = they are C
     + R numbers. chosen: [T, CHOSEN] keys that a token attends to, where a tile has one token;
-    CHOSEN: 0 = all. Results go to out [T, HEADS, SPLITS, C]. See `attention._attend`."""
+    CHOSEN: 0 = all. IS_OLD: tokens attend to those before the step only. Results go to out [T,
+    HEADS, SPLITS, C]. See `attention._attend`."""
     tile = tl.program_id(0)
     first_head = tl.program_id(1) * GROUP
     split = tl.program_id(2)
@@ -132,6 +134,7 @@ def _attend_latents(
     if TOKENS > 1 and (first_token >= stop) & (row < num_rows - 1):
         return
     before = tl.load(seq_lens + row) - stop
+    num_old = before + tl.load(query_start_loc + row)
 
     queries = tl.arange(0, QUERIES)
     channels = tl.arange(0, PAD_C)
@@ -141,6 +144,8 @@ def _attend_latents(
     is_head = (queries < TOKENS * GROUP) & (heads < HEADS)
     is_query = is_head & (tokens < stop)
     last_keys = _last_key(tokens, is_query, before, num_keys, HAS_NUM_KEYS)
+    if IS_OLD:
+        last_keys = tl.where(is_query, num_old - 1, -1)
     q_at = q + tokens.to(tl.int64)[:, None] * q_token + heads.to(tl.int64)[:, None] * q_head
     query = tl.load(
         q_at + channels[None, :], mask=is_query[:, None] & (channels < C)[None, :], other=0
@@ -156,6 +161,8 @@ def _attend_latents(
     end = tl.maximum(_last_key(last_token, last_token >= 0, before, num_keys, HAS_NUM_KEYS) + 1, 0)
     if CHOSEN > 0:
         end = tl.minimum(end, CHOSEN)
+    if IS_OLD:
+        end = tl.where(first_token < stop, num_old, 0)
     per_split = (end + KEYS * SPLITS - 1) // (KEYS * SPLITS) * KEYS
     first = split * per_split
     last = tl.minimum(first + per_split, end)
@@ -308,14 +315,15 @@ def latent_attention(
     num_keys: Tensor | None = None,
     lse: Tensor | None = None,
     chosen: Tensor | None = None,
+    is_old: bool = False,
 ) -> Tensor:
     """Compute causal attention of each row's newest tokens to the latents of its whole history,
     with sums in float32.
 
     q: [T, H, C], multiplied with the up-projection of keys. q_rope: [T, H, R]. Their last dimension
     is contiguous. cache: see `store_latents`; the latents of the new tokens are already there.
-    chosen: the keys that each token attends to, of those that it sees (see `choose_keys`). The
-    others: see `paged_attention`. Returns [T, H, C].
+    chosen: the keys that each token attends to, of those that it sees (see `choose_keys`).
+    is_old: only to tokens before the step. The others: see `paged_attention`. Returns [T, H, C].
 
     Tokens after those of the last row (padding) give zeros.
     """
@@ -389,6 +397,7 @@ def latent_attention(
         PAD_C=pad,
         PAD_R=max(16, triton.next_power_of_2(rope)),
         HAS_NUM_KEYS=num_keys is not None,
+        IS_OLD=is_old,
         CHOSEN=num_chosen,
         IS_PART=lse is not None,
         SPLITS=splits,

@@ -17,13 +17,26 @@ from pegboard.interfaces.attention import (
     KVTensor,
     KVView,
 )
+from pegboard_attention_triton.attention import MOST_SPLIT_TOKENS
+from pegboard_attention_triton.expanded import expanded_attention, merged
 from pegboard_attention_triton.latent import LATENT_TILE, latent_attention, store_latents
 from pegboard_attention_triton.sparse import choose_keys
 
 
+def has_prompts(step: AttentionInputs, num_tokens: int) -> bool:
+    """Whether a step has so many new tokens in each row that it pays to expand their latents."""
+    return num_tokens > MOST_SPLIT_TOKENS * len(step.seq_lens)
+
+
+def of_heads(x: Tensor, matrices: Tensor) -> Tensor:
+    """Multiply each head of x [T, H, in] with its matrix [H, in, out] → [T, H, out]."""
+    return torch.bmm(x.transpose(0, 1), matrices.to(x.dtype)).transpose(0, 1)
+
+
 class TritonLatentAttention:
-    """Decodes and prompts read the latents themselves (see `Latent`: absorbed). With an index, a
-    token reads the latents that it has chosen, and the index keys of all others."""
+    """Decodes read the latents themselves (see `Latent`: absorbed), and so do prompts those of
+    earlier steps; the latents of their new tokens are expanded. With an index, a token reads the
+    latents that it has chosen, and the index keys of all others."""
 
     def __init__(self, options: None, setup: AttentionSetup) -> None:
         self.views: Mapping[int, KVView] = {}
@@ -57,6 +70,7 @@ class TritonLatentAttention:
         up_k, up_v = layer.latent.matrices()
         rank = layer.value_dim
         choice = layer.latent.index
+        expands = cache.dtype.is_floating_point  # what is packed is read by `latent_attention`
         index_keys = None if choice is None else self.views[layer.layer_index]["index"]
 
         def choose(vectors: Tensor, weights: Tensor, keys: Tensor) -> Tensor | None:
@@ -83,13 +97,34 @@ class TritonLatentAttention:
                 q, q_rope, cache, *rows, layer.scale, step.num_keys, lse, chosen
             )
 
+        def prompts(
+            q: Tensor, absorbed: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor
+        ) -> Tensor:
+            step = self.inputs
+            assert step is not None
+            rows = step.block_table, step.query_start_loc, step.seq_lens
+            lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+            old = latent_attention(
+                absorbed, q_rope, cache, *rows, layer.scale, lse=lse, is_old=True
+            )
+            stored, turned = (each.to(cache.dtype).to(q.dtype) for each in (latent, k_rope))
+            k = torch.matmul(stored, up_k.to(q.dtype).transpose(1, 2)).transpose(0, 1)
+            v = torch.matmul(stored, up_v.to(q.dtype)).transpose(0, 1)
+            new = expanded_attention(q, q_rope, k, turned, v, step.query_start_loc, layer.scale)
+            return merged(new, (of_heads(old, up_v), lse))
+
         def attend(
             q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *index: Tensor
         ) -> Tensor:
-            absorbed = torch.bmm(q.transpose(0, 1), up_k.to(q.dtype)).transpose(0, 1)
+            step = self.inputs
+            assert step is not None, "call plan() before the forward"
+            absorbed = of_heads(q, up_k)
+            if expands and not index and step.num_keys is None and has_prompts(step, len(q)):
+                store_latents(latent, k_rope, cache, step.slot_mapping)
+                return prompts(q, absorbed, q_rope, latent, k_rope).flatten(1)
             chosen = choose(*index) if index else None
             sums = call(absorbed, q_rope, latent, k_rope, None, chosen)
-            return torch.bmm(sums.transpose(0, 1), up_v.to(q.dtype)).transpose(0, 1).flatten(1)
+            return of_heads(sums, up_v).flatten(1)
 
         def attend_part(q: Tensor, latent: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32)

@@ -4,12 +4,14 @@ contract."""
 from __future__ import annotations
 
 import pytest
+from pegboard_attention_triton import latent_backend
 from pegboard_attention_triton.latent_backend import TritonLatentAttention
 from pegboard_attention_triton.plugin import MLA
 
 from pegboard.interfaces.attention import AttentionSetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_latent import LatentContract
+from pegboard_testing.contract_attention import Piece
+from pegboard_testing.contract_latent import LatentContract, LatentTrial, latent_layer
 
 pytestmark = pytest.mark.usefixtures("interpreted_triton")
 
@@ -27,3 +29,13 @@ class TestTritonLatentAttention(LatentContract):
 
     def backend(self, setup: AttentionSetup) -> TritonLatentAttention:
         return TritonLatentAttention(None, setup)
+
+    @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+    def test_new_tokens_are_expanded(self, monkeypatch: pytest.MonkeyPatch, stored: str) -> None:
+        """Also after tokens of earlier steps, and where rows have one new token."""
+        monkeypatch.setattr(latent_backend, "MOST_SPLIT_TOKENS", 0)
+        lengths = [1, 17, 70]
+        trial = LatentTrial(self, latent_layer(5, 40, 20, 16, 36), 16, lengths, 3, stored)
+        self.check(trial, [Piece(row, 0, -(-length // 2)) for row, length in enumerate(lengths)])
+        self.check(trial, [Piece(1, 9, 10), Piece(2, 35, 69)])
+        self.check(trial, [Piece(2, 69, 70)])
