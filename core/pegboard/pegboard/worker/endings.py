@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +21,7 @@ from pegboard.worker.stages import Stages
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 Masks = Callable[[], TokenMasks]
+CALLABLE: Any = Callable
 
 
 @dataclass(slots=True)
@@ -56,9 +58,10 @@ class Ending:
 class Pool(Ending):
     """Makes vectors of prompts."""
 
-    def __init__(self, pooler: Pooler, stages: Stages) -> None:
+    def __init__(self, pooler: Pooler, stages: Stages, inputs: InputBuilder) -> None:
         self.pooler = pooler
         self.stages = stages
+        self.inputs = inputs
         self.params: dict[int, PoolingParams] = {}
 
     def add(self, new: NewRequest) -> None:
@@ -66,16 +69,24 @@ class Pool(Ending):
 
     def end(self, step: Step) -> Callable[[], StepOutput]:
         inputs = step.inputs
-        if rows := inputs.sample_rows.tolist():
-            pool_step = PoolStep(
-                starts=inputs.query_start_loc[: len(rows) + 1],
-                last=inputs.logits_index,
-                params=[self.params[row] for row in rows],
-                classify=self.stages.logits,
-            )
-            vectors = self.pooler.pool(step.hidden[: inputs.num_tokens], pool_step)
-            step.output.embeddings = expect(vectors, list, self.pooler, "pool")
-        return lambda: step.output
+        rows = inputs.sample_rows.tolist()
+        if not rows:
+            return lambda: step.output
+        pool_step = PoolStep(
+            starts=inputs.query_start_loc[: len(rows) + 1],
+            starts_on_device=self.inputs.query_start_loc.on_device[: len(rows) + 1],
+            last=inputs.logits_index,
+            params=[self.params[row] for row in rows],
+            classify=self.stages.logits,
+        )
+        wait = self.pooler.pool(step.hidden[: inputs.num_tokens], pool_step)
+        expect(wait, CALLABLE, self.pooler, "pool")
+
+        def finish() -> StepOutput:
+            step.output.embeddings = expect(wait(), list, self.pooler, "pool()")
+            return step.output
+
+        return finish
 
 
 class Send(Ending):
