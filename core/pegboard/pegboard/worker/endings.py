@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +20,6 @@ from pegboard.worker.stages import Stages
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 Masks = Callable[[], TokenMasks]
-CALLABLE: Any = Callable
 
 
 @dataclass(slots=True)
@@ -58,10 +56,9 @@ class Ending:
 class Pool(Ending):
     """Makes vectors of prompts."""
 
-    def __init__(self, pooler: Pooler, stages: Stages, inputs: InputBuilder) -> None:
+    def __init__(self, pooler: Pooler, stages: Stages) -> None:
         self.pooler = pooler
         self.stages = stages
-        self.inputs = inputs
         self.params: dict[int, PoolingParams] = {}
 
     def add(self, new: NewRequest) -> None:
@@ -74,13 +71,13 @@ class Pool(Ending):
             return lambda: step.output
         pool_step = PoolStep(
             starts=inputs.query_start_loc[: len(rows) + 1],
-            starts_on_device=self.inputs.query_start_loc.on_device[: len(rows) + 1],
+            starts_on_device=self.stages.inputs.query_start_loc.on_device[: len(rows) + 1],
             last=inputs.logits_index,
             params=[self.params[row] for row in rows],
             classify=self.stages.logits,
         )
         wait = self.pooler.pool(step.hidden[: inputs.num_tokens], pool_step)
-        expect(wait, CALLABLE, self.pooler, "pool")
+        expect(wait, Callable, self.pooler, "pool")  # type: ignore[arg-type]
 
         def finish() -> StepOutput:
             step.output.embeddings = expect(wait(), list, self.pooler, "pool()")

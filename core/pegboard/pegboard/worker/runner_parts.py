@@ -64,7 +64,7 @@ def make_ending(
     if parts.next_stage is not None:
         return Send(Sender(parts.next_stage))
     if parts.pooler is not None:
-        return Pool(parts.pooler, stages, inputs)
+        return Pool(parts.pooler, stages)
     usual = (parts.sampler, stages, inputs, parts.copies)
     if parts.proposer is not None and parts.draft is None:
         return SampleAndDraft(*usual, parts.proposer(None), parts.limits, recomputes)
