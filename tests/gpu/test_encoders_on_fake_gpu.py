@@ -1,5 +1,5 @@
-"""Embedding models on a fake GPU: Triton's attention of encoders gives the vectors of the CPU. Only
-the pooler waits for the device, because it returns the vectors of a step."""
+"""Embedding models on a fake GPU: Triton's attention of encoders gives the vectors and classes of
+the CPU, and nothing waits for the device while steps are submitted."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fake_gpu_engine import attention_of, engine_on_fake_gpu
-from pegboard_pooler_sentence.pooler import SentencePooler
+from fake_gpu_engine import attention_of, engine_on_fake_gpu, submitted_steps
 
 from pegboard import LLM
 from pegboard_testing.fake_gpu import FakeGPU
@@ -24,8 +23,11 @@ pytestmark = pytest.mark.usefixtures("interpreted_triton")
 PROMPTS = [[5, 7, 9, 2, 6], [11], [3, 8, 4, 1, 9, 10, 12, 5, 6, 7], [2, 3]]
 
 
-def write_bert(folder: Path) -> None:
-    """A Bert with one layer and random weights."""
+SETTINGS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True}
+
+
+def write_bert(folder: Path, kind: Any = transformers.BertModel) -> None:
+    """A Bert with one layer and random weights. kind: its class in transformers."""
     torch.manual_seed(3)
     config = transformers.BertConfig(
         vocab_size=20,
@@ -35,7 +37,7 @@ def write_bert(folder: Path) -> None:
         intermediate_size=24,
         max_position_embeddings=16,
     )
-    model = transformers.BertModel(config).eval()
+    model = kind(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.2)
@@ -49,30 +51,49 @@ def vectors(llm: LLM) -> torch.Tensor:
     return torch.tensor([output.outputs.embedding for output in outputs])
 
 
-def waits_of(gpu: FakeGPU) -> torch.Tensor:
+def waits_of(gpu: FakeGPU) -> tuple[int, int]:
     """Return how often the host has waited to read and to upload."""
-    return torch.tensor([gpu.host_reads, gpu.blocking_uploads])
+    return gpu.host_reads, gpu.blocking_uploads
 
 
-def test_vectors_of_a_bert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of mixed lengths, of which several are in a step."""
+@pytest.mark.parametrize("pooling_type", ["CLS", "MEAN", "LAST"])
+def test_vectors_of_a_bert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling_type: str
+) -> None:
+    """Prompts of mixed lengths, of which several are in a step. The next step is submitted before
+    the vectors of one are read."""
     write_bert(tmp_path)
-    settings: Any = {"dtype": "float32", "max_num_seqs": 3, "skip_tokenizer_init": True}
-    with LLM(str(tmp_path), max_num_batched_tokens=16, **settings) as llm:
+    settings: Any = {
+        **SETTINGS,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_in_flight": 2,
+        "pooler_config": {"pooling_type": pooling_type},
+    }
+    with LLM(str(tmp_path), **settings) as llm:
         expected = vectors(llm)
-    pool = SentencePooler.pool
+    steps = submitted_steps(monkeypatch)
     with engine_on_fake_gpu(tmp_path, **settings) as (llm, gpu):
         assert attention_of(llm) == {"triton_encoder"}
-        of_pooler = []
-
-        def watched(self: SentencePooler, *given: Any) -> Any:
-            before = waits_of(gpu)
-            result = pool(self, *given)
-            of_pooler.append(waits_of(gpu) - before)
-            return result
-
-        monkeypatch.setattr(SentencePooler, "pool", watched)
         before = waits_of(gpu)
+        downloads = gpu.downloads
         torch.testing.assert_close(vectors(llm), expected, rtol=1e-4, atol=1e-5)
-        assert len(of_pooler) > 1
-        assert torch.equal(waits_of(gpu) - before, sum(of_pooler)), "attention does not wait"
+        assert waits_of(gpu) == before
+        assert gpu.downloads > downloads + 1
+    assert [is_idle for _, is_idle in steps] == [True, False]
+
+
+def test_classes_of_a_bert(tmp_path: Path) -> None:
+    write_bert(tmp_path, transformers.BertForSequenceClassification)
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+
+    def probabilities(llm: LLM) -> torch.Tensor:
+        outputs = llm.classify(prompts, use_tqdm=False)
+        return torch.tensor([output.outputs.probs for output in outputs])
+
+    with LLM(str(tmp_path), max_num_batched_tokens=16, max_num_seqs=3, **SETTINGS) as llm:
+        expected = probabilities(llm)
+    with engine_on_fake_gpu(tmp_path, max_num_seqs=3, **SETTINGS) as (llm, gpu):
+        before = waits_of(gpu)
+        torch.testing.assert_close(probabilities(llm), expected, rtol=1e-4, atol=1e-5)
+        assert waits_of(gpu) == before

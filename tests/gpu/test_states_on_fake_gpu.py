@@ -1,5 +1,5 @@
-"""State-space models and hybrids on the fake GPU: decodes are replayed, nothing waits for the
-device, and the tokens are those of transformers."""
+"""State-space models and hybrids on the fake GPU: all steps are replayed, those with prompts in
+pieces, nothing waits for the device, and the tokens are those of transformers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from test_state_parity import ARCHITECTURES
 from tiny_models import VOCAB_SIZE, Reference, make_model
 
 from pegboard import SamplingParams
+from pegboard.interfaces.platform import Trait
+from pegboard.worker.recordings import Recorded, Recordings
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted_triton"),
@@ -69,13 +71,30 @@ def test_models(
     name: str,
     kernels: tuple[str, ...],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO", "pegboard")
+    sizes: list[int] = []
+    find = Recordings.find
+
+    def watched(self: Recordings, trait: Trait, *given: int) -> Recorded | None:
+        recorded = find(self, trait, *given)
+        if trait == "forward" and recorded is not None:
+            sizes.append(recorded.num_tokens)
+        return recorded
+
+    monkeypatch.setattr(Recordings, "find", watched)
     check_on_gpu(write(name), kernels, mamba_block_size=8)
-    refusals = [line for line in caplog.text.splitlines() if "eagerly" in line]
-    assert refusals and all("not replayed: forward run eagerly" in line for line in refusals), (
-        "all decodes are recorded"
-    )
+    assert "eagerly" not in caplog.text
+    assert {8, 16} <= {*sizes}, "steps with prompts are replayed in pieces"
+
+
+def test_the_mode_without_pieces(
+    write: Callable[[str], Reference], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pegboard")
+    check_on_gpu(write("mamba2"), KERNELS[-1:], mamba_block_size=8, recording_mode="full")
+    assert "forward run eagerly: layers with states cannot replay padded prompts" in caplog.text
 
 
 @pytest.mark.parametrize("kernels", [KERNELS, ()], ids=["kernels", "references"])

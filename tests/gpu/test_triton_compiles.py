@@ -311,7 +311,9 @@ def experts_and_adapters() -> list[tuple[Any, str, dict[str, Any], int]]:
         types_of_x = ", x *i64" if kind == "bf16" else ", x *fp32"
         found.append((lora._shrink, types + types_of_x, {**tiles, **lookup}, 4))
         types = f"y *{kind}, b *bf16, shrunk *fp32, ranks order starts *i32"
-        found.append((lora._expand, types, {**tiles, "SPLITS": 8, "BLOCK_N": 128}, 4))
+        found.append((lora._expand, types, {**tiles, "SPLITS": 8, "TURNS": 1, "BLOCK_N": 128}, 4))
+        types = f"y shrunk *{kind}, b *bf16, ranks order starts *i32"
+        found.append((lora._expand, types, {**tiles, "SPLITS": 1, "TURNS": 3, "BLOCK_N": 128}, 4))
     return found
 
 

@@ -229,11 +229,14 @@ class Pooler:
     def pool(self, hidden, step):
         if self.fault == "raise":
             raise ZeroDivisionError("no luck")
-        return "nonsense" if self.fault == "type" else [row.numpy() for row in hidden[step.last]]
+        if self.fault == "call":
+            return []
+        vectors = [row.numpy() for row in hidden[step.last]]
+        return lambda: "nonsense" if self.fault == "type" else vectors
 """
 
 
-@pytest.mark.parametrize("fault", ["", "plan", "plan raises", "raise", "type"])
+@pytest.mark.parametrize("fault", ["", "plan", "plan raises", "raise", "call", "type"])
 def test_another_pooler_is_used_and_named_when_it_fails(
     fault: str,
     write: Callable[..., Any],

@@ -258,7 +258,15 @@ def test_a_state_layer_gets_its_memory_and_the_steps_rows() -> None:
     build.attention[3] = group.bind(states)
     layer.bind()
     group.rows = rows_of([1], [0], [2])
-    assert layer() == (states, group.rows)
+    new = torch.zeros(2, CHANNELS)
+    calls = []
+
+    def call(*given: Any) -> Tensor:
+        calls.append(given)
+        return new
+
+    assert layer(call, CHANNELS, new) is new
+    assert calls == [(states, group.rows, new)]
     with pytest.raises(ModelError, match="layer index 3 already has a cache"):
         StateLayer(build, 3)
 

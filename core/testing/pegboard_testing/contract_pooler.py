@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.interfaces.pooler import Pooler, PoolerSetup, PoolStep
+from pegboard_testing.fake_gpu import DEVICE, FakeCopies, FakeGPU
 
 SIZE = 6
 NUM_CLASSES = 3
@@ -30,6 +31,7 @@ def pool_step(lengths: Sequence[int], params: Sequence[PoolingParams] | None = N
     np.cumsum(lengths, out=starts[1:])
     return PoolStep(
         starts=starts,
+        starts_on_device=torch.from_numpy(starts),
         last=torch.from_numpy(starts[1:].astype(np.int64) - 1),
         params=[PoolingParams() for _ in lengths] if params is None else params,
         classify=lambda pooled: pooled.unflatten(-1, (-1, NUM_CLASSES)).sum(1),
@@ -48,7 +50,7 @@ class PoolerContract:
     def vectors(
         self, hidden: Tensor, lengths: Sequence[int], params: Sequence[PoolingParams] | None = None
     ) -> list[np.ndarray]:
-        results = self.pooler(PoolerSetup(self.pooling)).pool(hidden, pool_step(lengths, params))
+        results = self.pooler(PoolerSetup(self.pooling)).pool(hidden, pool_step(lengths, params))()
         assert isinstance(results, list) and len(results) == len(lengths), (
             f"{len(lengths)} prompts end in the step, and there are {len(results)} vectors"
         )
@@ -75,6 +77,38 @@ class PoolerContract:
         for vector in self.vectors(hidden, [1, 1]):
             vector[:] = 7
         assert torch.equal(hidden, torch.ones(2, SIZE))
+
+    def test_the_vectors_are_read_late(self) -> None:
+        """The next steps overwrite what the first one was given."""
+        pooler = self.pooler(PoolerSetup(self.pooling))
+        generator = torch.Generator().manual_seed(2)
+        steps = [torch.randn(4, SIZE, generator=generator) for _ in range(2)]
+        expected = [self.vectors(hidden, [3, 1]) for hidden in steps]
+        given = torch.zeros(4, SIZE)
+        waits = []
+        for hidden in steps:
+            given.copy_(hidden)
+            step = pool_step([3, 1])
+            waits.append(pooler.pool(given, step))
+            step.starts[:] = -1
+        given.zero_()
+        for wait, vectors in zip(waits, expected, strict=True):
+            np.testing.assert_allclose(wait(), vectors, rtol=1e-5, atol=1e-6)
+
+    def test_nothing_waits_for_a_device(self) -> None:
+        """What is computed on a device is downloaded, and read when it is asked for."""
+        hidden = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(3))
+        expected = self.vectors(hidden, [3, 1])
+        with FakeGPU() as gpu:
+            step = pool_step([3, 1])
+            step.starts_on_device = step.starts_on_device.to(DEVICE)
+            step.last = None if step.last is None else step.last.to(DEVICE)
+            given = hidden.to(DEVICE)
+            waits = gpu.host_reads, gpu.blocking_uploads
+            wait = self.pooler(PoolerSetup(self.pooling, FakeCopies())).pool(given, step)
+            assert (gpu.host_reads, gpu.blocking_uploads) == waits
+            given.zero_()
+            np.testing.assert_allclose(wait(), expected, rtol=1e-5, atol=1e-6)
 
     def test_each_request_has_its_parameters(self) -> None:
         hidden = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(1)).repeat(2, 1)

@@ -227,10 +227,12 @@ def _is_device(value: Any) -> bool:
 
 
 def _is_sized_by_device(name: str, args: Any, kwargs: Any) -> bool:
-    """Return whether the host must know how many places of a mask are set, or how often rows are
-    repeated."""
+    """Return whether the host must know how many places of a mask are set, how often rows are
+    repeated, or how long segments are."""
     if name == "masked_select":
         return True
+    if name == "segment_reduce":  # the host checks the lengths
+        return not kwargs.get("unsafe")
     if name == "repeat_interleave":
         counts = kwargs.get("repeats", args[-1] if args else None)
         return isinstance(counts, DeviceTensor) and kwargs.get("output_size") is None

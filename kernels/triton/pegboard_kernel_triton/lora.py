@@ -100,8 +100,11 @@ def _expand(
     max_rank,
     out_features,
     columns,
-    width,
-    first_column,
+    member_columns,
+    column0,
+    column1,
+    column2,
+    column3,
     bound0,
     bound1,
     bound2,
@@ -109,13 +112,14 @@ def _expand(
     bound4,
     y_row,
     SPLITS: tl.constexpr,
+    TURNS: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """One program for each tile of rows and BLOCK_N outputs of one of four parts. first_column:
-    of the first part's products."""
+    """One program for each tile of rows and BLOCK_N outputs of one of four parts. column0 …: of
+    each part's products with A. TURNS members have their ranks in turn, each member_columns."""
     slot, first, stop = tile_of(starts + 1, tl.program_id(0), num_slots, BLOCK_M)
     if slot >= num_slots:
         return
@@ -125,25 +129,25 @@ def _expand(
     block = tl.program_id(1)
     begin = bound0
     end = bound1
-    column = first_column
+    column = column0
     blocks = (bound1 - bound0 + BLOCK_N - 1) // BLOCK_N
     if block >= blocks:
         block -= blocks
         begin = bound1
         end = bound2
-        column += width
+        column = column1
         blocks = (bound2 - bound1 + BLOCK_N - 1) // BLOCK_N
         if block >= blocks:
             block -= blocks
             begin = bound2
             end = bound3
-            column += width
+            column = column2
             blocks = (bound3 - bound2 + BLOCK_N - 1) // BLOCK_N
             if block >= blocks:
                 block -= blocks
                 begin = bound3
                 end = bound4
-                column += width
+                column = column3
     outputs = begin + block * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = outputs < end
     places = first + tl.arange(0, BLOCK_M)
@@ -154,10 +158,11 @@ def _expand(
         lanes = start + tl.arange(0, BLOCK_R)
         is_lane = lanes < rank
         mask = is_row[:, None] & is_lane[None, :]
+        held = column + lanes % TURNS * member_columns + lanes // TURNS
         inputs = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
         for split in tl.static_range(SPLITS):
             source = (split * num_rows + places).to(tl.int64)[:, None] * columns
-            inputs += tl.load(shrunk + source + column + lanes[None, :], mask=mask, other=0)
+            inputs += tl.load(shrunk + source + held[None, :], mask=mask, other=0).to(tl.float32)
         part = tl.load(
             matrix + lanes.to(tl.int64)[:, None] * out_features + outputs[None, :],
             mask=is_lane[:, None] & is_output[None, :],
@@ -182,17 +187,21 @@ def lora_add(
     exchange: AdapterExchange | None = None,
 ) -> Tensor:
     """See `pegboard.ops.lora_add`. Nothing is read on the host, and what is launched depends on
-    shapes only, so a capture serves any adapters. With an exchange the reference computes, which
-    reads on the host: steps with adapters that ranks divide (`fully_sharded_loras`) run eagerly.
+    shapes only, so a capture serves any adapters.
 
-    Products with A are added up in float32 and rounded to y's type.
+    Products with A are added up in float32 and rounded to y's type. What ranks exchange is sorted
+    by adapter, as on all of them, and zero where there is no product.
     """
-    if exchange is not None or y.stride(1) != 1:
+    if y.stride(1) != 1:
         return ops.lora_add(y, x, a, b, ranks, bounds, rows, exchange)
     num_rows = len(y)
     num_slots, in_features, columns = a.shape
     num_parts = len(bounds) - 1
-    width = columns // num_parts
+    firsts: Sequence[int] = range(0, columns, columns // num_parts)
+    held = (ranks, num_parts, columns // num_parts)
+    if exchange is not None:
+        firsts = exchange.firsts
+        held = (exchange.columns, 1, columns)
     if not num_rows:
         return y
     is_lookup = x.dim() == 1
@@ -201,13 +210,15 @@ def lora_add(
     block_k = LANES if is_lookup else 256 // x.itemsize
     split = triton.cdiv(triton.cdiv(in_features, splits), block_k) * block_k
     block = rows_of_tile(num_rows, num_slots)
+    own_ranks, own_parts, width = held
     lanes = min(4 * LANES, max(LANES, triton.next_power_of_2(width)))
-    shrunk = torch.empty(splits, num_rows, columns, dtype=torch.float32, device=y.device)
+    new = torch.empty if exchange is None else torch.zeros
+    shrunk = new(splits, num_rows, columns, dtype=torch.float32, device=y.device)
     tiles = num_tiles(num_rows, num_slots, block)
-    _shrink[(tiles, num_parts * triton.cdiv(width, lanes), splits)](
+    _shrink[(tiles, own_parts * triton.cdiv(width, lanes), splits)](
         x,
         a,
-        ranks,
+        own_ranks,
         rows.order,
         rows.starts,
         shrunk,
@@ -225,9 +236,15 @@ def lora_add(
         BLOCK_K=block_k,
         num_stages=2,
     )
+    turns = 1
+    if exchange is not None:
+        turns = exchange.turns
+        shrunk = exchange.run(shrunk.sum(0).to(y.dtype))
+        splits = 1
     outputs = 128
     for part in range(0, num_parts, PARTS):
         ends = [bounds[min(part + index, num_parts)] for index in range(PARTS + 1)]
+        starts = [firsts[min(part + index, num_parts - 1)] for index in range(PARTS)]
         blocks = sum(
             triton.cdiv(end - start, outputs) for start, end in zip(ends, ends[1:], strict=False)
         )
@@ -243,12 +260,13 @@ def lora_add(
                 num_slots,
                 b.shape[1],
                 b.shape[2],
+                shrunk.shape[-1],
                 columns,
-                width,
-                part * width,
+                *starts,
                 *ends,
                 y.stride(0),
                 SPLITS=splits,
+                TURNS=turns,
                 PRECISION=precision_of(y.dtype),
                 BLOCK_M=block,
                 BLOCK_N=outputs,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pegboard.data.pooling_params import Pooling, PoolingParams
+    from pegboard.interfaces.platform import Copies
     from pegboard.interfaces.weight_loader import Checkpoint
 
 
@@ -37,25 +38,31 @@ class PoolerFacts:
 
 @dataclass(frozen=True, slots=True)
 class PoolerSetup:
-    """pooling: what the plugin has planned."""
+    """pooling: what the plugin has planned. copies: from and to a device with separate memory; None
+    if there is none. A pooler that copies with them never waits."""
 
     pooling: "Pooling"
+    copies: "Copies | None" = None
 
 
 @dataclass(slots=True)
 class PoolStep:
     """The prompts that end in a step, S of them. starts: int32 [S + 1], on the host: with
-    `Pooling.whole_prompts`, prompt i has the tokens from starts[i] to starts[i + 1]. last: the
-    place of each prompt's last token, [S]; None = the tokens are the last ones of the prompts.
-    params: of each prompt. classify: pooled states [S, size] → values of the classes [S, C]."""
+    `Pooling.whole_prompts`, prompt i has the tokens from starts[i] to starts[i + 1].
+    starts_on_device: the same. last: int64 [S], on the device: the place of each prompt's last
+    token; None = the tokens are the last ones of the prompts. params: of each prompt. classify:
+    pooled states [S, size] → values of the classes [S, C]. All of them are valid until `pool`
+    returns."""
 
     starts: "np.ndarray"
+    starts_on_device: "Tensor"
     last: "Tensor | None"
     params: "Sequence[PoolingParams]"
     classify: "Callable[[Tensor], Tensor]"
 
 
 class Pooler(Protocol):
-    def pool(self, hidden: "Tensor", step: PoolStep) -> "list[np.ndarray]":
-        """Return one float32 vector for each prompt. hidden: [T, size], the final states of the
-        step's tokens. Hot."""
+    def pool(self, hidden: "Tensor", step: PoolStep) -> "Callable[[], list[np.ndarray]]":
+        """Compute a vector for each prompt. hidden: [T, size], the final states of the step's
+        tokens, which the next step may overwrite. The returned callable waits, and returns one
+        float32 vector for each prompt. It may be called after the next steps have run. Hot."""

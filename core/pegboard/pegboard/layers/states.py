@@ -8,8 +8,12 @@ from pegboard.layers.build import Build, Layer
 
 
 class StateLayer(Layer):
-    """() → (states by name, each [blocks, *shape]; where the rows of this step have theirs). Ops
-    such as those of `pegboard_models.state_ops` take both.
+    """(call, width, *given) → [T, width], in the type of the first that is given. Calls
+    `call(states, rows, *given)`, which computes with ops such as those of
+    `pegboard_models.state_ops`. states: by name, each [blocks, *shape]. rows: where the rows of
+    this step have theirs (`pegboard.ops.StateRows`). given: [T, …], all that the call reads and
+    that another step computes anew, because recordings in pieces leave the call out, as they leave
+    out attention (see `PiecewiseReplay.outside`).
 
     layer_index: names the layer's states, as an attention layer's index names its cache; no other
     layer may have it. tensors: the state of one request, those of wider types first.

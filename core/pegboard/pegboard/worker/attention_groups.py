@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -44,9 +45,9 @@ class StateGroup:
 
     rows: StateRows
 
-    def bind(self, states: Mapping[str, Any]) -> Callable[[], tuple[Mapping[str, Any], StateRows]]:
-        """Return the callable of a layer with these states."""
-        return lambda: (states, self.rows)
+    def bind(self, states: Mapping[str, Any]) -> Callable[..., Tensor]:
+        """Return the callable of a layer with these states (see `StateLayer`)."""
+        return lambda call, width, *given: call(states, self.rows, *given)
 
     def plan(self, inputs: AttentionInputs) -> None:
         """Find the states of the step's rows."""
@@ -179,18 +180,23 @@ class AttentionGroups:
 
     def not_in_pieces(self) -> str:
         """Return why steps cannot be recorded without their attention; "" if they can."""
-        if self.context.tokens.size > 1:
-            return SHARED_OUT
-        return "layers with states cannot replay prompts in pieces" if self.states else ""
+        return SHARED_OUT if self.context.tokens.size > 1 else ""
 
     def outside(
         self, bound: Mapping[int, Callable[..., Any]], leave: Outside
     ) -> dict[int, Callable[..., Any]]:
-        """Return what layers call in place of their bound attention while they are recorded without
-        it. leave: see `PiecewiseReplay.outside`."""
+        """Return what layers call in place of their bound attention or states while they are
+        recorded without it. leave: see `PiecewiseReplay.outside`."""
+
+        def without(run: Callable[..., Any], call: Any, width: int, *given: Tensor) -> Tensor:
+            return leave(partial(run, call, width), width)(*given)
+
         return {
-            index: leave(bound[index], layer.num_heads * layer.result_dim)
-            for index, layer in self.layers.items()
+            **{
+                index: leave(bound[index], layer.num_heads * layer.result_dim)
+                for index, layer in self.layers.items()
+            },
+            **{index: partial(without, bound[index]) for index in self.states},
         }
 
     def attach(

@@ -66,16 +66,24 @@ class Pool(Ending):
 
     def end(self, step: Step) -> Callable[[], StepOutput]:
         inputs = step.inputs
-        if rows := inputs.sample_rows.tolist():
-            pool_step = PoolStep(
-                starts=inputs.query_start_loc[: len(rows) + 1],
-                last=inputs.logits_index,
-                params=[self.params[row] for row in rows],
-                classify=self.stages.logits,
-            )
-            vectors = self.pooler.pool(step.hidden[: inputs.num_tokens], pool_step)
-            step.output.embeddings = expect(vectors, list, self.pooler, "pool")
-        return lambda: step.output
+        rows = inputs.sample_rows.tolist()
+        if not rows:
+            return lambda: step.output
+        pool_step = PoolStep(
+            starts=inputs.query_start_loc[: len(rows) + 1],
+            starts_on_device=self.stages.inputs.query_start_loc.on_device[: len(rows) + 1],
+            last=inputs.logits_index,
+            params=[self.params[row] for row in rows],
+            classify=self.stages.logits,
+        )
+        wait = self.pooler.pool(step.hidden[: inputs.num_tokens], pool_step)
+        expect(wait, Callable, self.pooler, "pool")  # type: ignore[arg-type]
+
+        def finish() -> StepOutput:
+            step.output.embeddings = expect(wait(), list, self.pooler, "pool()")
+            return step.output
+
+        return finish
 
 
 class Send(Ending):

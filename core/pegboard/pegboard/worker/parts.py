@@ -258,7 +258,7 @@ def make_pooler(setup: WorkerSetup, pooling: Pooling | None) -> Pooler | None:
     if pooling is None:
         return None
     decision = setup.registry.choose("pooler", Need(), explicit=pooling.pooler)
-    return setup.registry.build(decision.require(), PoolerSetup(pooling))
+    return setup.registry.build(decision.require(), PoolerSetup(pooling, setup.platform.copies()))
 
 
 def choose_draft(setup: WorkerSetup) -> Entry | None:

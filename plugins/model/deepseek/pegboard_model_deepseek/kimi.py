@@ -12,6 +12,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
 from pegboard.layers import Build, Linear, Norm, StateLayer, read, size_of
 from pegboard.layers.shards import scaled
+from pegboard.ops import StateRows
 from pegboard_model_deepseek.decoder import LatentDecoder
 from pegboard_model_deepseek.deepseek import experts_block, router_rule
 from pegboard_model_deepseek.shape import Shape, kinds, sparse_layers
@@ -120,20 +121,32 @@ class DeltaAttention(nn.Module):
         self.states = StateLayer(build, index, state, *inputs)
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        states, rows = self.states()
+        mixed = self.qkv_proj(hidden)
+        steps = self.decay_up(self.decay_down(hidden))
+        width = self.heads * self.size
+        y = self.states(self._attended, width, mixed, steps, self.beta_proj(hidden))
+        gate = self.gate_up(self.gate_down(hidden)).sigmoid()
+        out: Tensor = self.o_proj(self.norm(self._heads(y)).flatten(1) * gate)
+        return out
+
+    def _attended(
+        self,
+        states: Mapping[str, Tensor],
+        rows: StateRows,
+        mixed: Tensor,
+        steps: Tensor,
+        beta: Tensor,
+    ) -> Tensor:
         past = [states[name] for name in ("conv_q", "conv_k", "conv_v")]
-        mixed = self.qkv_proj(hidden).chunk(3, 1)
         q, k, v = (
             self._heads(conv(x, state, rows))
-            for conv, x, state in zip(self.convs, mixed, past, strict=True)
+            for conv, x, state in zip(self.convs, mixed.chunk(3, 1), past, strict=True)
         )
-        steps = self._heads(self.decay_up(self.decay_down(hidden)))
+        steps = self._heads(steps)
         bias = self.bias["dt_bias"].view(self.heads, self.size)
         a_log = self.rates["A_log"].flatten()[slice(*self.held)]
-        y = self.rule(q, k, v, steps, bias, a_log, self.beta_proj(hidden), states["state"], rows)
-        gate = self.gate_up(self.gate_down(hidden)).sigmoid()
-        out: Tensor = self.o_proj(self.norm(y).flatten(1) * gate)
-        return out
+        y: Tensor = self.rule(q, k, v, steps, bias, a_log, beta, states["state"], rows)
+        return y.flatten(1)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (self.heads, self.size))

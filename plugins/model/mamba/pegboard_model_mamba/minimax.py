@@ -29,6 +29,7 @@ from pegboard.layers import (
     read,
     size_of,
 )
+from pegboard.ops import StateRows
 from pegboard_model_mamba.decoder import StateDecoder, attention, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
 from pegboard_model_mamba.qwen_next import in_groups
@@ -122,15 +123,27 @@ class LightningAttention(nn.Module):
         )
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        states, rows = self.states()
         mixed = nn.functional.silu(self.qkv_proj(hidden)).index_select(1, self.order)
         q, k, v = (x.unflatten(1, (self.heads, -1)) for x in mixed.split(self.inner, 1))
         steps = hidden[:, : self.heads]  # any numbers: the limits make 1 of them
-        y = self.scan(
+        y = self.states(self._scanned, self.inner, v, steps, k, q)
+        y = self.norm(y.unflatten(1, (self.heads, -1))).flatten(1)
+        out: Tensor = self.out_proj(y * self.output_gate(hidden).sigmoid())
+        return out
+
+    def _scanned(
+        self,
+        states: Mapping[str, Tensor],
+        rows: StateRows,
+        v: Tensor,
+        steps: Tensor,
+        k: Tensor,
+        q: Tensor,
+    ) -> Tensor:
+        y: Tensor = self.scan(
             v, steps, self.none, (1.0, 1.0), self.log_rates, k, q, self.none, states["state"], rows
         )
-        out: Tensor = self.out_proj(self.norm(y).flatten(1) * self.output_gate(hidden).sigmoid())
-        return out
+        return y.flatten(1)
 
 
 class PostNormBlock(nn.Module):

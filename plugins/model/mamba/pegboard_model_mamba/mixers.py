@@ -3,7 +3,7 @@ convolution of LFM2."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +14,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
 from pegboard.layers import Build, Linear, Norm, StateLayer
 from pegboard.layers.shards import Span, scaled, stacked
+from pegboard.ops import StateRows
 from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 
@@ -84,25 +85,31 @@ class Mamba(nn.Module):
         self.states = StateLayer(build, index, KVTensor("state", (held, state), "float32"), conv)
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        states, rows = self.states()
         x, gate = self.in_proj(hidden).chunk(2, -1)
-        x = self.conv(x, states["conv"], rows)
+        x = self.states(self._convolved, self.inner, x)
         parts = self.x_proj(x).split((self.shape.rank, self.shape.state, self.shape.state), -1)
         if self.norms:
             parts = tuple(norm(part) for norm, part in zip(self.norms, parts, strict=True))
         steps = self.dt_proj(parts[0])
-        y = self.scan(
-            x,
-            steps,
-            self.weights["A_log"],
-            parts[1],
-            parts[2],
-            self.weights["D"],
-            states["state"],
-            rows,
-        )
+        y = self.states(self._scanned, self.inner, x, steps, parts[1], parts[2])
         out: Tensor = self.out_proj(self.gated(y, gate, None, 0.0, self.inner, True))
         return out
+
+    def _convolved(self, states: Mapping[str, Tensor], rows: StateRows, x: Tensor) -> Tensor:
+        return self.conv(x, states["conv"], rows)
+
+    def _scanned(
+        self,
+        states: Mapping[str, Tensor],
+        rows: StateRows,
+        x: Tensor,
+        steps: Tensor,
+        b: Tensor,
+        c: Tensor,
+    ) -> Tensor:
+        a_log = self.weights["A_log"]
+        y: Tensor = self.scan(x, steps, a_log, b, c, self.weights["D"], states["state"], rows)
+        return y
 
 
 @dataclass(frozen=True)
@@ -202,35 +209,40 @@ class Mamba2(nn.Module):
         )
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        states, rows = self.states()
         shape = self.shape
-        (inner, _, _) = self.sizes
         projected = self.in_proj(hidden)
         if self.factors is not None:
             projected = projected * self.factors
         gate, mixed, steps = projected.split(self.sizes, -1)
+        y = self.states(self._scanned, self.sizes[0], mixed, steps)
+        weight = None if self.norm is None else self.norm["weight"]
+        size = shape.heads // shape.groups * shape.head_dim
+        y = self.gated(y, gate, weight, shape.eps, size, shape.norm != "before")
+        out: Tensor = self.out_proj(y)
+        return out
+
+    def _scanned(
+        self, states: Mapping[str, Tensor], rows: StateRows, mixed: Tensor, steps: Tensor
+    ) -> Tensor:
+        shape = self.shape
+        (inner, _, _) = self.sizes
         mixed = self.conv(mixed, states["conv"], rows)
         x = mixed[:, :inner].unflatten(-1, (self.num_heads, shape.head_dim))
         b, c = mixed[:, inner:].unflatten(-1, (2, self.num_groups, shape.state)).unbind(1)
         weights = self.weights
-        limits = shape.limits
-        weight = None if self.norm is None else self.norm["weight"]
-        y = self.scan(
+        y: Tensor = self.scan(
             x,
             steps,
             weights["dt_bias"],
-            limits,
+            shape.limits,
             weights["A_log"],
             b,
             c,
             weights["D"],
             states["state"],
             rows,
-        ).flatten(1)
-        size = shape.heads // shape.groups * shape.head_dim
-        y = self.gated(y, gate, weight, shape.eps, size, shape.norm != "before")
-        out: Tensor = self.out_proj(y)
-        return out
+        )
+        return y.flatten(1)
 
 
 class GatedConv(nn.Module):
@@ -249,10 +261,13 @@ class GatedConv(nn.Module):
         self.states = StateLayer(build, index, KVTensor("conv", (held, width - 1), build.dtype))
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        states, rows = self.states()
         first, last, x = self.in_proj(hidden).chunk(3, -1)
-        out: Tensor = self.out_proj(last * self.conv(first * x, states["conv"], rows))
+        mixed = self.states(self._convolved, x.shape[1], first * x)
+        out: Tensor = self.out_proj(last * mixed)
         return out
+
+    def _convolved(self, states: Mapping[str, Tensor], rows: StateRows, x: Tensor) -> Tensor:
+        return self.conv(x, states["conv"], rows)
 
 
 def gated_norm_of(build: Build, num_groups: int, held: Span) -> Callable[..., Tensor]:

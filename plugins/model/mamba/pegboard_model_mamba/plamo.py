@@ -23,6 +23,7 @@ from pegboard.layers import (
     size_of,
 )
 from pegboard.layers.shards import scaled
+from pegboard.ops import StateRows
 from pegboard_model_mamba.decoder import StateDecoder
 from pegboard_model_mamba.mixers import ones
 from pegboard_model_mamba.qwen_next import in_groups
@@ -146,21 +147,35 @@ class PlamoMamba(nn.Module):
         )
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        states, rows = self.states()
         gate, x = self.in_proj(hidden).index_select(1, self.order).chunk(2, 1)
-        x = self.conv(x, states["conv"], rows)
-        weights = self.weights
+        x = self.states(self._convolved, self.inner, x)
         parts = self.read_proj(x).split(tuple(self.sizes.values()), 1)
         b, c, steps = (
             self.rms_norm(part, self.norms[name], self.eps)
             for name, part in zip(self.sizes, parts, strict=True)
         )
-        steps = self.dt_proj(steps)
+        y = self.states(self._scanned, self.inner, x, self.dt_proj(steps), b, c)
+        out: Tensor = self.out_proj(self.gated(y, gate, None, 0.0, self.inner, True))
+        return out
+
+    def _convolved(self, states: Mapping[str, Tensor], rows: StateRows, x: Tensor) -> Tensor:
+        return self.conv(x, states["conv"], rows)
+
+    def _scanned(
+        self,
+        states: Mapping[str, Tensor],
+        rows: StateRows,
+        x: Tensor,
+        steps: Tensor,
+        b: Tensor,
+        c: Tensor,
+    ) -> Tensor:
+        weights = self.weights
         limits = (0.0, float("inf"))
         x = x.unflatten(1, (self.heads, -1))
         b = b.unflatten(1, (1, -1))
         c = c.unflatten(1, (1, -1))
-        y = self.scan(
+        y: Tensor = self.scan(
             x,
             steps,
             weights["dt_bias"],
@@ -171,9 +186,8 @@ class PlamoMamba(nn.Module):
             weights["D"],
             states["state"],
             rows,
-        ).flatten(1)
-        out: Tensor = self.out_proj(self.gated(y, gate, None, 0.0, self.inner, True))
-        return out
+        )
+        return y.flatten(1)
 
 
 class PlamoAttention(nn.Module):

@@ -25,6 +25,7 @@ from pegboard.layers import (
     size_of,
 )
 from pegboard.layers.shards import Span, scaled, stacked
+from pegboard.ops import StateRows
 from pegboard_model_mamba.decoder import StateDecoder, block, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
 from pegboard_models.blocks import ExpertsBlock, GatedMLP, PreNorm, heads_of
@@ -137,22 +138,32 @@ class GatedDeltaNet(nn.Module):
         )
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        states, rows = self.states()
         projected = self.in_proj(hidden).index_select(1, self.order)
         beta, steps = self.steps_proj(hidden).index_select(1, self.steps_order).chunk(2, 1)
         mixed, gate = projected.split((sum(self.sizes), self.inner), 1)
+        y = self.states(self._attended, self.inner, mixed, steps, beta)
+        out: Tensor = self.out_proj(
+            self.gated(y, gate, self.norm["weight"], self.eps, self.head_dim, False)
+        )
+        return out
+
+    def _attended(
+        self,
+        states: Mapping[str, Tensor],
+        rows: StateRows,
+        mixed: Tensor,
+        steps: Tensor,
+        beta: Tensor,
+    ) -> Tensor:
         q, k, v = self.conv(mixed, states["conv"], rows).split(self.sizes, 1)
         q = q.unflatten(1, (self.groups, -1))
         k = k.unflatten(1, (self.groups, -1))
         v = v.unflatten(1, (self.heads, -1))
         weights = self.weights
-        y = self.rule(
+        y: Tensor = self.rule(
             q, k, v, steps, weights["dt_bias"], weights["A_log"], beta, states["state"], rows
-        ).flatten(1)
-        out: Tensor = self.out_proj(
-            self.gated(y, gate, self.norm["weight"], self.eps, self.head_dim, False)
         )
-        return out
+        return y.flatten(1)
 
 
 @dataclass(frozen=True)

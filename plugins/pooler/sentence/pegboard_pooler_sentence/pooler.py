@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,26 +19,34 @@ class SentencePooler:
         self._classifies = setup.pooling.task == "classify"
         self._pooling_type = setup.pooling.method["pooling_type"]
         self._activation = setup.pooling.method["activation"]
+        self._copies = setup.copies
 
-    def pool(self, hidden: Tensor, step: PoolStep) -> list[np.ndarray]:
+    def pool(self, hidden: Tensor, step: PoolStep) -> Callable[[], list[np.ndarray]]:
         """See `Pooler.pool`."""
         pooled = self._pooled(hidden, step)
         values = step.classify(pooled) if self._classifies else pooled
-        vectors = values.float().cpu().numpy()
-        return [
-            self._finish(vector, params)
-            for vector, params in zip(vectors, step.params, strict=True)
-        ]
+        params = step.params
+        if self._copies is None:
+            vectors = self._finished(values, params)
+            return lambda: vectors
+        wait = self._copies.download(values)
+        return lambda: self._finished(wait(), params)
 
     def _pooled(self, hidden: Tensor, step: PoolStep) -> Tensor:
         """Return one state per prompt."""
         if self._pooling_type == "LAST":
             return hidden if step.last is None else hidden[step.last]
-        starts = torch.from_numpy(step.starts.astype(np.int64))
+        starts = step.starts_on_device
         if self._pooling_type == "CLS":
-            return hidden[starts[:-1].to(hidden.device)]
-        lengths = starts.diff().to(hidden.device)
-        return torch.segment_reduce(hidden.float(), "mean", lengths=lengths).to(hidden.dtype)
+            return hidden[starts[:-1]]
+        # to check the lengths, the host would wait for them
+        means = torch.segment_reduce(hidden.float(), "mean", lengths=starts.diff(), unsafe=True)
+        return means.to(hidden.dtype)
+
+    def _finished(self, values: Tensor, params: Sequence[PoolingParams]) -> list[np.ndarray]:
+        """Return the vectors of values [S, n], which are on the host."""
+        vectors = values.float().numpy()
+        return [self._finish(vector, each) for vector, each in zip(vectors, params, strict=True)]
 
     def _finish(self, vector: np.ndarray, params: PoolingParams) -> np.ndarray:
         vector = vector[: params.dimensions].copy()  # the buffer belongs to the next step

@@ -56,7 +56,7 @@ def test_the_state_of_a_prompt(pooling_type: str, expected: list[list[float]]) -
     hidden = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
     pooler = SentencePooler(None, PoolerSetup(Pooling(method=method(pooling_type, "normalize"))))
     step = pool_step([3, 1], [PoolingParams(use_activation=False)] * 2)
-    assert np.array(pooler.pool(hidden, step)).tolist() == expected
+    assert np.array(pooler.pool(hidden, step)()).tolist() == expected
 
 
 def write(folder: Path, files: dict[str, Any], config: dict[str, Any]) -> Checkpoint:
