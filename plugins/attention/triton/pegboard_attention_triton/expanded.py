@@ -130,7 +130,8 @@ def expanded_attention(
     Tokens after those of the last row (padding) give zeros.
     """
     (num_tokens, num_heads, width) = q.shape
-    (rope, value_width) = q_rope.shape[2], v.shape[2]
+    rope = q_rope.shape[2]
+    value_width = v.shape[2]
     num_rows = len(query_start_loc) - 1
     out = torch.empty(num_tokens, num_heads, value_width, dtype=q.dtype, device=q.device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device)
