@@ -129,6 +129,7 @@ def test_packed_experts(tmp_path: Path) -> None:
         ({"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}, {}),
         ({}, {"dtype": "bfloat16"}),
         ({}, {"kv_cache_dtype": "fp8_e4m3"}),
+        ({}, {"logprobs_mode": "processed_logprobs"}),
     ],
     ids=str,
 )
