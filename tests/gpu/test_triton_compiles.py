@@ -162,8 +162,10 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     types = "q k v out *bf16, query_start_loc *i32, scale fp32"
     found.append((encoder._attend_both_ways, types, constants, tiles.warps))
     found += latent_kernels(native)
-    size = {"ADDS": True, "ROWS": 1, "COLUMNS": 4096}
-    found.append((norm._rms_norm, "x residual out *bf16, weight *fp32, eps fp32", size, 4))
+    for centres in (False, True):
+        more = {"ADDS": True, "CENTRES": centres, "HAS_BIAS": centres}
+        types = "x residual bias out *bf16, weight *fp32, eps fp32"
+        found.append((norm._norm, types, {**more, "ROWS": 1, "COLUMNS": 4096}, 4))
     turn = {"D": WIDTH, "R": 32, "PAIRS": True, "HEADS": 16, "TURNED": 32, "COPIED": 64}
     found.append((elementwise._rope, "x out *bf16, cos sin *fp32", turn, 4))
     found.append(
@@ -398,7 +400,7 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_store_latents",
         "_score_keys",
         "_merge",
-        "_rms_norm",
+        "_norm",
         "_rope",
         "_gated",
         "_store_kv",

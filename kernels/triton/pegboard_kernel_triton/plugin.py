@@ -19,7 +19,8 @@ def _compiled(implementation: str, *flags: str) -> KernelSpec:
 
 def _per_row(implementation: str) -> KernelSpec:
     """A program computes whole rows, or numbers of a row that depend on no others, and what it does
-    is chosen by the size of a row. So results do not depend on the batch."""
+    is chosen by the size of a row. So results do not depend on the batch. States are computed token
+    by token, and kept between steps in the type that they are computed in."""
     return _compiled(implementation, BATCH_INVARIANT)
 
 
@@ -30,6 +31,8 @@ def _steady(implementation: str) -> KernelSpec:
 
 RMS_NORM = _per_row("norm:rms_norm")
 ADD_RMS_NORM = _per_row("norm:add_rms_norm")
+LAYER_NORM = _per_row("norm:layer_norm")
+ADD_LAYER_NORM = _per_row("norm:add_layer_norm")
 ROPE = _per_row("elementwise:rope")
 SILU_MUL = _per_row("elementwise:silu_mul")
 GELU_TANH_MUL = _per_row("elementwise:gelu_tanh_mul")
@@ -43,8 +46,8 @@ BLOCK_WEIGHT_STEADY = _steady("packed_weight:SteadyBlockWeight")
 CODE_WEIGHT_STEADY = _steady("packed_weight:SteadyCodeWeight")
 FLOAT_WEIGHT_STEADY = _steady("float_weight:SteadyFloatWeight")
 LORA_ADD = _compiled("lora:lora_add")
-CAUSAL_CONV = _compiled("states:causal_conv")
-SELECTIVE_SCAN = _compiled("states:selective_scan")
-CHUNKED_SCAN = _compiled("states:chunked_scan")
-GATED_DELTA_RULE = _compiled("states:gated_delta_rule")
-GATED_NORM = _compiled("states:gated_norm")
+CAUSAL_CONV = _per_row("states:causal_conv")
+SELECTIVE_SCAN = _per_row("states:selective_scan")
+CHUNKED_SCAN = _per_row("states:chunked_scan")
+GATED_DELTA_RULE = _per_row("states:gated_delta_rule")
+GATED_NORM = _per_row("states:gated_norm")
