@@ -30,7 +30,7 @@ WIDTH = 128
 def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     """Return those of latent attention, with the sizes of DeepSeek-V3 and 16 heads per rank, for
     prompts in bfloat16 and float32 and for decodes. See `kernels`."""
-    from pegboard_attention_triton import attention, latent, sparse
+    from pegboard_attention_triton import attention, latent, latent_product, sparse
 
     heads, rank, rope = 16, 512, 64
     found = []
@@ -38,9 +38,14 @@ def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
         ("bf16", 4096, 2, ""),
         ("fp32", 4096, 2, ""),
         ("bf16", 4, 4, native),
+        ("bf16", 0, 4, native),
     ):
         itemsize = 2 if kind == "bf16" else 4
-        tiles = latent.latent_tiles(tokens, rows, heads, rank, itemsize, 8192, 132)
+        tiles = (
+            latent.latent_tiles(tokens, rows, heads, rank, itemsize, 8192, 132)
+            if tokens
+            else latent.steady_latent_tiles(heads, rank, itemsize, True)
+        )
         constants = {
             "BLOCK_SIZE": 16,
             "HEADS": heads,
@@ -90,6 +95,9 @@ def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             ", block_table query_start_loc seq_lens num_keys *i32"
         )
         found.append((sparse._score_keys, types, constants, 4))
+    for kind, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        product = latent_product.constants_of(dtype)
+        found.append((latent_product._multiply_heads, f"x matrices out *{kind}", product, 4))
     merged = {"DV": rank, "PAD_DV": rank, "IS_PART": True, "SPLITS": attention.MOST_SPLITS}
     types = "parts maxima sums lse *fp32, out *bf16"
     found.append((attention._merge, types, merged, 4))
@@ -399,6 +407,7 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_attend_latents",
         "_store_latents",
         "_score_keys",
+        "_multiply_heads",
         "_merge",
         "_norm",
         "_rope",

@@ -18,6 +18,7 @@ from pegboard.interfaces.attention import (
     KVView,
 )
 from pegboard_attention_triton.latent import LATENT_TILE, latent_attention, store_latents
+from pegboard_attention_triton.latent_product import multiply_heads
 from pegboard_attention_triton.sparse import choose_keys
 
 
@@ -26,6 +27,8 @@ class TritonLatentAttention:
     token reads the latents that it has chosen, and the index keys of all others."""
 
     def __init__(self, options: None, setup: AttentionSetup) -> None:
+        self.is_steady = setup.batch_invariant
+        self.multiply = multiply_heads if self.is_steady else _multiply_in_torch
         self.views: Mapping[int, KVView] = {}
         self.inputs: AttentionInputs | None = None
 
@@ -65,7 +68,8 @@ class TritonLatentAttention:
             half = choice.head_dim // 2
             store_latents(keys[:, :half], keys[:, half:], index_keys, step.slot_mapping)
             rows = step.block_table, step.query_start_loc, step.seq_lens
-            return choose_keys(vectors, weights, index_keys, *rows, choice.top_k, step.num_keys)
+            more = choice.top_k, step.num_keys, self.is_steady
+            return choose_keys(vectors, weights, index_keys, *rows, *more)
 
         def call(
             q: Tensor,
@@ -79,20 +83,24 @@ class TritonLatentAttention:
             assert step is not None, "call plan() before the forward"
             store_latents(latent, k_rope, cache, step.slot_mapping)
             rows = step.block_table, step.query_start_loc, step.seq_lens
-            return latent_attention(
-                q, q_rope, cache, *rows, layer.scale, step.num_keys, lse, chosen
-            )
+            more = layer.scale, step.num_keys, lse, chosen, self.is_steady
+            return latent_attention(q, q_rope, cache, *rows, *more)
 
         def attend(
             q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *index: Tensor
         ) -> Tensor:
-            absorbed = torch.bmm(q.transpose(0, 1), up_k.to(q.dtype)).transpose(0, 1)
+            absorbed = self.multiply(q, up_k.to(q.dtype))
             chosen = choose(*index) if index else None
             sums = call(absorbed, q_rope, latent, k_rope, None, chosen)
-            return torch.bmm(sums.transpose(0, 1), up_v.to(q.dtype)).transpose(0, 1).flatten(1)
+            return self.multiply(sums, up_v.to(q.dtype)).flatten(1)
 
         def attend_part(q: Tensor, latent: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32)
             return call(q[..., :rank], q[..., rank:], latent, k_rope, lse), lse
 
         return attend_part if layer.is_part else attend
+
+
+def _multiply_in_torch(x: Tensor, matrices: Tensor) -> Tensor:
+    """Do the same as `multiply_heads`, but the order of sums depends on the number of tokens."""
+    return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.overrides import TorchFunctionMode
 from pegboard_sampler_torch.choose import (
     Cuts,
     accept_equal,
@@ -31,6 +29,7 @@ from pegboard_sampler_torch.upload import Upload
 from pegboard.ops import sampling as ops
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.distributions import chi_square_fits, softmax
+from pegboard_testing.exact_sums import OnlyExactSums
 from pegboard_testing.fake_gpu import DEVICE, FakeGPU
 from pegboard_testing.sampling_reference import apply_penalties, log_softmax_topk
 
@@ -103,16 +102,6 @@ def test_draw_reports_rows_without_weight() -> None:
         and ids[3] == 1
         and ((ids >= 0) & (ids < 2)).all()
     )
-
-
-class OnlyExactSums(TorchFunctionMode):
-    """Refuses what adds up floats, because a GPU chooses the order by the number of rows."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-        name = getattr(function, "__name__", "")
-        if name in {"sum", "cumsum", "mean", "softmax", "log_softmax", "logsumexp", "matmul"}:
-            assert not args[0].is_floating_point(), name
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 64, 300])
