@@ -1,5 +1,5 @@
-"""A check that torch adds up no floats, because a GPU chooses the order by the number of rows. What is
-batch invariant there leaves this to kernels, or adds number by number.
+"""A check that torch adds up no floats, because a GPU chooses the order by the number of rows. What
+is batch invariant there leaves this to kernels, or adds number by number.
 
 with OnlyExactSums():
     …

@@ -3,6 +3,7 @@ Triton's interpreter. Attention has this in its contract."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +14,19 @@ from pegboard_kernel_triton.float_weight import SteadyFloatWeight
 from pegboard_kernel_triton.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pegboard_kernel_triton.packed_weight import SteadyBlockWeight, SteadyCodeWeight
 from pegboard_kernel_triton.sampling import sample_tokens
+from pegboard_kernel_triton.states import (
+    causal_conv,
+    chunked_scan,
+    gated_delta_rule,
+    gated_norm,
+    selective_scan,
+)
 from torch import Tensor
 
 from pegboard.errors import ConfigError
 from pegboard.interfaces.kernel import KernelSpec
 from pegboard.interfaces.spec import BATCH_INVARIANT
+from pegboard.ops import StateRows
 from pegboard.ops.rounding import Rounding
 from pegboard_testing.contract_float_weight import FloatWeightContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
@@ -128,6 +137,82 @@ def test_draws() -> None:
         return sample_tokens(logits, uniforms, rows, 0.01 * rows, k, 0.9 * rows)
 
     check_rows(draw, random(6, 71), (5,))
+
+
+WAYS = (
+    [[(0, 0, 7), (1, 0, 20)]],
+    [[(0, 0, 7)], [(1, 0, 1)], [(1, 1, 20)]],
+    [[(1, 0, 17)], [(1, 17, 18), (0, 0, 3)], [(0, 3, 4), (1, 18, 20)], [(0, 4, 7)]],
+)
+"""The steps of each way: (row, first token, token after the last one)."""
+
+
+def check_states(
+    call: Callable[..., Tensor], state_shape: tuple[int, ...], *shapes: tuple[int, ...]
+) -> None:
+    """Check that tokens and states have the same bits, however rows are cut into steps. shapes: of
+    what each token has. call: (…, state, rows) → [T, …]."""
+    inputs = [random(27, *shape, seed=number) for number, shape in enumerate(shapes)]
+    results = []
+    for steps in WAYS:
+        state = torch.full((3, *state_shape), 1e9)  # new rows read none of it
+        out: dict[int, Tensor] = {}
+        for step in steps:
+            places = [7 * row + token for row, first, stop in step for token in range(first, stop)]
+            starts = torch.tensor([0, *(stop - first for _, first, stop in step)]).cumsum(0).int()
+            rows = StateRows(
+                torch.tensor([[row + 1] for row, _, _ in step], dtype=torch.int32),
+                torch.tensor([stop for _, _, stop in step], dtype=torch.int32),
+                starts,
+                None,
+            )
+            found = call(*(each[places] for each in inputs), state, rows)
+            out.update(zip(places, found, strict=True))
+        results.append(torch.cat([out[place].flatten() for place in range(27)]))
+        results[-1] = torch.cat([results[-1], state[1:].flatten()])
+    assert all(torch.equal(each, results[0]) for each in results[1:])
+
+
+def test_convolutions() -> None:
+    weight = random(5, 4)
+    check_states(lambda x, *rest: causal_conv(x, weight, None, *rest, True), (5, 3), (5,))
+
+
+def test_selective_scans() -> None:
+    a_log, skip = random(5, 4), random(5)
+
+    def scan(x: Tensor, steps: Tensor, b: Tensor, c: Tensor, *rest: Any) -> Tensor:
+        return selective_scan(x, steps, a_log, b, c, skip, *rest)
+
+    check_states(scan, (5, 4), (5,), (5,), (4,), (4,))
+
+
+def test_chunked_scans() -> None:
+    bias, a_log, skip = (random(2, seed=seed) for seed in range(3))
+
+    def scan(x: Tensor, steps: Tensor, b: Tensor, c: Tensor, *rest: Any) -> Tensor:
+        return chunked_scan(x, steps, bias, (0.0, 9.0), a_log, b, c, skip, *rest)
+
+    check_states(scan, (2, 5, 4), (2, 5), (2,), (1, 4), (1, 4))
+
+
+@pytest.mark.parametrize("decays", [(), (4,)], ids=["a head", "a channel"])
+def test_delta_rules(decays: tuple[int, ...]) -> None:
+    bias, a_log = random(2, *decays), random(2)
+
+    def scan(q: Tensor, k: Tensor, v: Tensor, steps: Tensor, beta: Tensor, *rest: Any) -> Tensor:
+        return gated_delta_rule(q, k, v, steps, bias, a_log, beta, *rest)
+
+    check_states(scan, (2, 5, 4), (1, 4), (1, 4), (2, 5), (2, *decays), (2,))
+
+
+def test_gated_norms() -> None:
+    weight = random(24)
+
+    def norm(x: Tensor) -> Tensor:
+        return gated_norm(x[:, :24], x[:, 24:], weight, 1e-5, 12, False)
+
+    check_rows(norm, random(9, 48), (4,))
 
 
 def test_what_declares_it() -> None:

@@ -1,6 +1,6 @@
-"""The products of latent attention with its up-projections, for batch invariance: all steps have the
-same tiles, and one program adds up all channels of a tile, in their order. What torch's products do
-is chosen by the number of tokens."""
+"""The products of latent attention with its up-projections, for batch invariance: all steps have
+the same tiles, and one program adds up all channels of a tile, in their order. What torch's
+products do is chosen by the number of tokens."""
 
 from __future__ import annotations
 

@@ -150,9 +150,9 @@ def choose_keys(
 
 
 def _steady_order(scores: Tensor, top_k: int) -> Tensor:
-    """Return the places of the largest scores of each row, float32 [n, keys] → int64 [n, top_k], the
-    lower one first among equal ones. Both are packed into one integer, so the result does not depend
-    on how the library treats ties."""
+    """Return the places of the largest scores of each row, float32 [n, keys] → int64 [n, top_k],
+    the lower one first among equal ones. Both are packed into one integer, so the result does not
+    depend on how the library treats ties."""
     bits = scores.view(torch.int32)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     places = torch.arange(scores.shape[1], device=scores.device)
