@@ -16,10 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
 from fake_gpu_engine import engine_on_fake_gpu
 from pegboard_kernel_triton import sampling
+from test_default_dtype import OWN
 from tiny_models import make_model
 
 from pegboard import LLM, SamplingParams
 from pegboard.errors import PegboardError
+from pegboard_testing.exact_sums import OnlyExactSums
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted_triton"),
@@ -33,6 +35,13 @@ TINY = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 16,
+    "vocab_size": 67,
+}
+GPT = {
+    "n_embd": 32,
+    "n_layer": 1,
+    "n_head": 2,
+    **dict.fromkeys(TINY.keys() - {"head_dim", "vocab_size"}),
     "vocab_size": 67,
 }
 SETTINGS: dict[str, Any] = {
@@ -73,20 +82,25 @@ def answers(llm: LLM, order: Sequence[int]) -> dict[int, Any]:
 
 def check_batches(model: Path, **settings: Any) -> None:
     settings = SETTINGS | settings
-    with engine_on_fake_gpu(model, **settings) as (llm, gpu):
+    with engine_on_fake_gpu(model, **settings) as (llm, gpu), OnlyExactSums():
         before = (gpu.host_reads, gpu.blocking_uploads)
         expected = answers(llm, [0, 1, 2])
         assert (gpu.host_reads, gpu.blocking_uploads) == before, "no step waits for the device"
         alone = answers(llm, [2])
         assert alone[2] == expected[2], "from the cache, alone"
-        assert gpu.replays, "decodes are captured"
+        assert gpu.replays or "enforce_eager" in settings, "decodes are captured"
     chunks = {"max_num_batched_tokens": 5, "enable_prefix_caching": False, "enforce_eager": True}
-    with engine_on_fake_gpu(model, **settings, **chunks) as (llm, _):
+    with engine_on_fake_gpu(model, **{**settings, **chunks}) as (llm, _), OnlyExactSums():
         assert answers(llm, [2, 1, 0]) == expected, "in chunks, not captured"
 
 
 def test_dense(tmp_path: Path) -> None:
     make_model("llama", **TINY).save_pretrained(tmp_path)
+    check_batches(tmp_path)
+
+
+def test_layer_norms(tmp_path: Path) -> None:
+    make_model("gpt2", **GPT).save_pretrained(tmp_path)
     check_batches(tmp_path)
 
 
@@ -97,6 +111,34 @@ def test_what_depends_on_the_batch_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(PegboardError, match=refusal),
         engine_on_fake_gpu(tmp_path, **SETTINGS, enable_lora=True, max_lora_rank=8),
+    ):
+        pass
+
+
+REFUSED = {
+    "gpt_oss": "no plugin of kind 'model'",
+    "longcat_flash": "no kernel plugin computes 'zero_experts'",
+    "phimoe, biases": "no kernel plugin computes 'sparse_mixer'",
+}
+"""Architectures of which something depends on the batch, and what the error says."""
+FLEX = "llama, biases, odd head size"
+"""Only `flex` has such heads."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(OWN.keys() - {FLEX}))
+def test_every_architecture(tmp_path: Path, name: str) -> None:
+    model_type, config = OWN[name]
+    make_model(model_type, **config).save_pretrained(tmp_path)
+    settings = {"kv_cache_memory_bytes": 2**23, "max_model_len": 32, "mamba_block_size": 4}
+    settings["enforce_eager"] = True  # captures take most of the time
+    refusal = REFUSED.get(name)
+    if refusal is None:
+        check_batches(tmp_path, **settings)
+        return
+    with (
+        pytest.raises(PegboardError, match=refusal),
+        engine_on_fake_gpu(tmp_path, **SETTINGS, **settings),
     ):
         pass
 
@@ -129,6 +171,7 @@ def test_packed_experts(tmp_path: Path) -> None:
         ({"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}, {}),
         ({}, {"dtype": "bfloat16"}),
         ({}, {"kv_cache_dtype": "fp8_e4m3"}),
+        ({}, {"logprobs_mode": "processed_logprobs"}),
     ],
     ids=str,
 )

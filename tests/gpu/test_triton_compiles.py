@@ -30,7 +30,7 @@ WIDTH = 128
 def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     """Return those of latent attention, with the sizes of DeepSeek-V3 and 16 heads per rank, for
     prompts in bfloat16 and float32 and for decodes. See `kernels`."""
-    from pegboard_attention_triton import attention, expanded, latent, sparse
+    from pegboard_attention_triton import attention, expanded, latent, latent_product, sparse
 
     heads, rank, rope = 16, 512, 64
     found = []
@@ -38,9 +38,14 @@ def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
         ("bf16", 4096, 2, ""),
         ("fp32", 4096, 2, ""),
         ("bf16", 4, 4, native),
+        ("bf16", 0, 4, native),
     ):
         itemsize = 2 if kind == "bf16" else 4
-        tiles = latent.latent_tiles(tokens, rows, heads, rank, itemsize, 8192, 132)
+        tiles = (
+            latent.latent_tiles(tokens, rows, heads, rank, itemsize, 8192, 132)
+            if tokens
+            else latent.invariant_latent_tiles(heads, rank, itemsize, True)
+        )
         constants = {
             "BLOCK_SIZE": 16,
             "HEADS": heads,
@@ -105,6 +110,9 @@ def latent_kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
         }
         types = f"q q_rope k k_rope v out *{kind}, lse *fp32, query_start_loc *i32, scale fp32"
         found.append((expanded._attend_expanded, types, constants, 4))
+    for kind, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        product = latent_product.constants_of(dtype)
+        found.append((latent_product._multiply_heads, f"x matrices out *{kind}", product, 4))
     merged = {"DV": rank, "PAD_DV": rank, "IS_PART": True, "SPLITS": attention.MOST_SPLITS}
     types = "parts maxima sums lse *fp32, out *bf16"
     found.append((attention._merge, types, merged, 4))
@@ -122,7 +130,7 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
         tiles = (
             attention.choose_tiles(tokens, rows, 8, 4, WIDTH, 2, 8192, 132)
             if tokens
-            else attention.steady_tiles(4, WIDTH, 2)
+            else attention.invariant_tiles(4, WIDTH, 2)
         )
         constants = {
             "BLOCK_SIZE": 16,
@@ -141,7 +149,7 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
             "HAS_SOFT_CAP": rows == 2,
             "HAS_NUM_KEYS": rows == 2,
             "IS_PART": rows == 2,
-            "IS_STEADY": tokens == 0,
+            "IS_INVARIANT": tokens == 0,
             "STORED": stored,
         }
         types = (
@@ -177,8 +185,10 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     types = "q k v out *bf16, query_start_loc *i32, scale fp32"
     found.append((encoder._attend_both_ways, types, constants, tiles.warps))
     found += latent_kernels(native)
-    size = {"ADDS": True, "ROWS": 1, "COLUMNS": 4096}
-    found.append((norm._rms_norm, "x residual out *bf16, weight *fp32, eps fp32", size, 4))
+    for centres in (False, True):
+        more = {"ADDS": True, "CENTRES": centres, "HAS_BIAS": centres}
+        types = "x residual bias out *bf16, weight *fp32, eps fp32"
+        found.append((norm._norm, types, {**more, "ROWS": 1, "COLUMNS": 4096}, 4))
     turn = {"D": WIDTH, "R": 32, "PAIRS": True, "HEADS": 16, "TURNED": 32, "COPIED": 64}
     found.append((elementwise._rope, "x out *bf16, cos sin *fp32", turn, 4))
     found.append(
@@ -218,7 +228,7 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
         )
     )
     rounded = rounded_products("native" in native)
-    rounded += mixtures_and_steady_products()
+    rounded += mixtures_and_invariant_products()
     return found + packed_products() + rounded + experts_and_adapters() + layers_with_states()
 
 
@@ -317,7 +327,7 @@ def experts_and_adapters() -> list[tuple[Any, str, dict[str, Any], int]]:
     return found
 
 
-def mixtures_and_steady_products() -> list[tuple[Any, str, dict[str, Any], int]]:
+def mixtures_and_invariant_products() -> list[tuple[Any, str, dict[str, Any], int]]:
     """Return the router of DeepSeek-V3, the sum of its experts, and products of floats, as
     `kernels` does."""
     from pegboard_kernel_triton import float_product, mixture
@@ -422,8 +432,9 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
         "_store_latents",
         "_score_keys",
         "_attend_expanded",
+        "_multiply_heads",
         "_merge",
-        "_rms_norm",
+        "_norm",
         "_rope",
         "_gated",
         "_store_kv",

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pegboard.interfaces.spec import BATCH_INVARIANT
+from pegboard.interfaces.attention import AttentionLayer, SparseIndex
+from pegboard.interfaces.spec import BATCH_INVARIANT, unmet
 from pegboard_testing.contract_attention import AttentionContract, Piece, Trial, random_steps
 from pegboard_testing.contract_latent import STORED, LatentContract, LatentTrial, latent_layer
 
@@ -98,8 +99,16 @@ class InvariantLatentContract:
 
     @pytest.mark.parametrize("stored", STORED)
     def test_a_token_has_the_same_bits_in_every_step(self, stored: str) -> None:
-        lengths = self.lengths
-        layer = latent_layer(6, 64, 16, 16, 24)
+        self.check(latent_layer(6, 64, 16, 16, 24), stored, self.lengths)
+
+    @pytest.mark.parametrize("stored", STORED)
+    def test_a_token_chooses_the_same_keys_in_every_step(self, stored: str) -> None:
+        if unmet(self.contract.spec.supports, {"sparse": True}):
+            pytest.skip("this backend takes no index")
+        lengths = [min(length, PIECE + 9) for length in self.lengths]
+        self.check(latent_layer(index=SparseIndex(16, 8, 12)), stored, lengths)
+
+    def check(self, layer: AttentionLayer, stored: str, lengths: Sequence[int]) -> None:
         block_size = self.contract.block_sizes[0]
         results = [
             by_token(

@@ -116,20 +116,20 @@ def multiply_experts(
     starts: Tensor,
     weights: Tensor,
     bias: Tensor | None = None,
-    is_steady: bool = False,
+    is_invariant: bool = False,
 ) -> Tensor:
     """Multiply sorted rows with the matrices of their experts: x [N, in], weights [E, out, in] and
     starts int32 [E + 1] (see `pegboard.ops.sort_by_expert`) → [N, out], of x's type.
 
     bias: [E, out]. Rows after starts[E] become zeros. x is rounded to the type of the weights, and
-    products are added up in float32. is_steady: a row has the same bits in every step, because all
-    steps have the same tiles. Nothing is read on the host.
+    products are added up in float32. is_invariant: a row has the same bits in every step, because
+    all steps have the same tiles. Nothing is read on the host.
     """
     num_rows, in_features = x.shape
     num_experts, out_features, _ = weights.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(num_rows, out_features, dtype=x.dtype, device=x.device)
-    block = MANY_ROWS if is_steady else rows_of_tile(num_rows, num_experts)
+    block = MANY_ROWS if is_invariant else rows_of_tile(num_rows, num_experts)
     is_few = block == FEW_ROWS
     outputs = 64 if is_few else 128
     if num_rows:

@@ -21,7 +21,7 @@ class TritonFloatWeight(FloatWeight):
     """See `FloatWeight`. The products of experts wait for nothing, so they can be captured. Experts
     of other types than `TYPES` are multiplied one by one."""
 
-    IS_STEADY = False
+    IS_INVARIANT = False
 
     def bind_experts(
         self, num_experts: int, bias: Tensor | None
@@ -29,14 +29,14 @@ class TritonFloatWeight(FloatWeight):
         if self.dtype not in TYPES:
             return super().bind_experts(num_experts, bias)
         weights = self.plain().view(num_experts, -1, self.shape[1])
-        return partial(multiply_experts, weights=weights, bias=bias, is_steady=self.IS_STEADY)
+        return partial(multiply_experts, weights=weights, bias=bias, is_invariant=self.IS_INVARIANT)
 
 
-class SteadyFloatWeight(TritonFloatWeight):
+class InvariantFloatWeight(TritonFloatWeight):
     """It is batch invariant: all products have tiles of one size. Slower than torch's, most of all
     for prompts. Refuses types that only torch multiplies."""
 
-    IS_STEADY = True
+    IS_INVARIANT = True
 
     def __init__(
         self,

@@ -458,7 +458,7 @@ def multiply(
     order: Tensor | None,
     out: Tensor,
     experts: Experts | None = None,
-    is_steady: bool = False,
+    is_invariant: bool = False,
 ) -> None:
     """Write the products of x [T, in] with packed rows to out [T, rows], which may be some columns
     of a wider tensor. With experts, out has the columns of all rows of an expert, and tokens
@@ -466,8 +466,8 @@ def multiply(
 
     order: int32 [in], the column of x for each column of the codes, or [P, in] with experts; None =
     in order. Products are added in float32. If scales vary within a tile, W is rounded to the type
-    of x. is_steady: a token has the same bits in every step, because all steps have the same tiles,
-    and one program adds up all columns of a tile, in their order.
+    of x. is_invariant: a token has the same bits in every step, because all steps have the same
+    tiles, and one program adds up all columns of a tile, in their order.
     """
     count = len(x)
     if not count:
@@ -476,7 +476,7 @@ def multiply(
     if experts is None:
         first_row = 0
         num_rows = len(packed.scale)
-        tiles = choose_tiles(MANY_ROWS if is_steady else count, num_rows, packed.columns, form)
+        tiles = choose_tiles(MANY_ROWS if is_invariant else count, num_rows, packed.columns, form)
         num_programs = triton.cdiv(count, tiles.tokens)
         of_experts: tuple[Tensor | None, ...] = (None, None, None)
         sizes = (1, num_rows)
@@ -484,7 +484,7 @@ def multiply(
         first_row, stop = experts.rows
         num_rows = stop - first_row
         num_experts = len(experts.starts) - 1
-        tokens = MANY_ROWS if is_steady else rows_of_tile(count, num_experts)
+        tokens = MANY_ROWS if is_invariant else rows_of_tile(count, num_experts)
         tiles = choose_tiles(tokens, num_rows, packed.columns, form)
         num_programs = num_tiles(count, num_experts + 1, tiles.tokens)
         of_experts = (experts.order_rows, experts.bias, experts.starts)

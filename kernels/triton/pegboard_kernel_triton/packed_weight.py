@@ -100,10 +100,10 @@ def _joined(segments: list[Segment]) -> Segment:
 class PackedWeight:
     """The life of a weight. See `pegboard.ops.blocks.BlockWeight`. dtype: of rows that are looked
     up; products have the type of what is multiplied. A subclass says how rows are packed. They are
-    packed on the device, and not kept in the cache. IS_STEADY: a token has the same bits in every
-    step."""
+    packed on the device, and not kept in the cache. IS_INVARIANT: a token has the same bits in
+    every step."""
 
-    IS_STEADY = False
+    IS_INVARIANT = False
 
     def __init__(
         self,
@@ -172,8 +172,8 @@ class PackedWeight:
         if rounding is not None and all(
             each.order is None and has_codes(each.packed, rounding) for each in products
         ):
-            return partial(_multiply_codes, products, num_rows, rounding, self.IS_STEADY)
-        return after_rounding(rounding, partial(_multiply, products, num_rows, self.IS_STEADY))
+            return partial(_multiply_codes, products, num_rows, rounding, self.IS_INVARIANT)
+        return after_rounding(rounding, partial(_multiply, products, num_rows, self.IS_INVARIANT))
 
     def bind_experts(
         self, num_experts: int, bias: Tensor | None
@@ -183,7 +183,7 @@ class PackedWeight:
         rows = self.shape[0] // num_experts
         if (parts := self._equal_parts(num_experts)) is not None:
             (segment,) = self.segments
-            call = partial(_multiply_experts, segment, rows, parts, bias, self.IS_STEADY)
+            call = partial(_multiply_experts, segment, rows, parts, bias, self.IS_INVARIANT)
             return after_rounding(self.rounding, call)
         calls = [
             self._product(self._between(first, first + rows), rows)
@@ -282,7 +282,7 @@ def _products(segments: list[Segment]) -> list[Segment]:
     return [part for segment in segments for part in segment.parts()]
 
 
-def _multiply(products: list[Segment], num_rows: int, is_steady: bool, x: Tensor) -> Tensor:
+def _multiply(products: list[Segment], num_rows: int, is_invariant: bool, x: Tensor) -> Tensor:
     """Return x [T, in] times the transpose of the products' rows, [T, num_rows]. Other rows give
     zeros."""
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -291,12 +291,12 @@ def _multiply(products: list[Segment], num_rows: int, is_steady: bool, x: Tensor
     out = new(len(x), num_rows)
     for product in products:
         place = out[:, product.start : product.stop]
-        multiply(x, product.packed, product.order, place, is_steady=is_steady)
+        multiply(x, product.packed, product.order, place, is_invariant=is_invariant)
     return out
 
 
 def _multiply_codes(
-    products: list[Segment], num_rows: int, rounding: Rounding, is_steady: bool, x: Tensor
+    products: list[Segment], num_rows: int, rounding: Rounding, is_invariant: bool, x: Tensor
 ) -> Tensor:
     """Return what `_multiply` does, of activations that are rounded. See `has_codes`."""
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -306,7 +306,7 @@ def _multiply_codes(
     codes, scales = round_rows(x, rounding)
     for product in products:
         place = out[:, product.start : product.stop]
-        multiply_codes(codes, scales, product.packed, rounding, place, is_steady)
+        multiply_codes(codes, scales, product.packed, rounding, place, is_invariant)
     return out
 
 
@@ -315,7 +315,7 @@ def _multiply_experts(
     rows: int,
     parts: Parts,
     bias: Tensor | None,
-    is_steady: bool,
+    is_invariant: bool,
     x: Tensor,
     starts: Tensor,
 ) -> Tensor:
@@ -324,7 +324,7 @@ def _multiply_experts(
     out = x.new_empty(len(x), rows)
     for span, numbers in parts:
         experts = Experts(starts, rows, span, numbers, bias)
-        multiply(x, segment.packed, segment.order, out, experts, is_steady)
+        multiply(x, segment.packed, segment.order, out, experts, is_invariant)
     return out
 
 
@@ -343,13 +343,13 @@ class TritonCodeWeight(PackedWeight):
         return pack_codes(rows, self.device), None
 
 
-class SteadyBlockWeight(TritonBlockWeight):
+class InvariantBlockWeight(TritonBlockWeight):
     """It is batch invariant: all products have tiles of one size, which is slow for few tokens."""
 
-    IS_STEADY = True
+    IS_INVARIANT = True
 
 
-class SteadyCodeWeight(TritonCodeWeight):
-    """See `SteadyBlockWeight`."""
+class InvariantCodeWeight(TritonCodeWeight):
+    """See `InvariantBlockWeight`."""
 
-    IS_STEADY = True
+    IS_INVARIANT = True

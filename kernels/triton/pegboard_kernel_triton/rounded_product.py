@@ -209,15 +209,15 @@ def multiply_codes(
     packed: Packed,
     rounding: Rounding,
     out: Tensor,
-    is_steady: bool = False,
+    is_invariant: bool = False,
 ) -> None:
     """Write the products of rounded activations (`round_rows`) with packed rows (`has_codes`) to
     out [T, rows], which may be some columns of a wider tensor. Sums of integers are exact, those of
-    floats are float32. is_steady: a token has the same bits in every step, because all steps have
-    the same tiles."""
+    floats are float32. is_invariant: a token has the same bits in every step, because all steps
+    have the same tiles."""
     count = len(codes)
     num_rows = len(packed.scale)
-    constants = constants_of(packed, rounding, MANY_ROWS if is_steady else count)
+    constants = constants_of(packed, rounding, MANY_ROWS if is_invariant else count)
     if count:
         grid = triton.cdiv(count, constants["TOKENS"]), triton.cdiv(num_rows, constants["ROWS"])
         (words,) = packed.planes

@@ -31,7 +31,10 @@ def close(found: torch.Tensor, expected: torch.Tensor, size: float = 1.0) -> boo
     )
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rope", "silu_mul", "gelu_tanh_mul"])
+NORMS = ["rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"]
+
+
+@pytest.mark.parametrize("name", [*NORMS, "rope", "silu_mul", "gelu_tanh_mul"])
 def test_contract(name: str) -> None:
     check_entry(installed_entry("kernel", f"{name}.triton"))
 
@@ -49,6 +52,19 @@ def test_norms(count: int, width: int, dtype: torch.dtype) -> None:
 
 
 @SOME
+@given(st.integers(0, 5), widths, st.booleans(), dtypes)
+def test_layer_norms(count: int, width: int, has_bias: bool, dtype: torch.dtype) -> None:
+    """Also of rows whose mean is far from zero."""
+    x, residual = (10 + torch.randn(count, width).to(dtype) for _ in range(2))
+    weight = torch.randn(width)
+    rest = (weight, torch.randn(width).to(dtype) if has_bias else None, 1e-5)
+    assert close(norm.layer_norm(x, *rest), ops.layer_norm(x, *rest), size=5)
+    expected, expected_sum = ops.add_layer_norm(x, residual.clone(), *rest)
+    found, total = norm.add_layer_norm(x, residual, *rest)
+    assert total is residual and close(total, expected_sum) and close(found, expected, size=5)
+
+
+@SOME
 @given(st.integers(0, 3), st.integers(1, 5), st.sampled_from([3, 16, 80]), dtypes)
 def test_norms_of_heads_inside_wider_rows(
     count: int, heads: int, width: int, dtype: torch.dtype
@@ -56,6 +72,8 @@ def test_norms_of_heads_inside_wider_rows(
     x = torch.randn(count, heads + 3, width).to(dtype)[:, 1 : heads + 1]
     weight = torch.randn(width)
     assert close(norm.rms_norm(x, weight, 1e-6), ops.rms_norm(x, weight, 1e-6))
+    rest = (weight, None, 1e-5)
+    assert close(norm.layer_norm(x, *rest), ops.layer_norm(x, *rest), size=5)
 
 
 @SOME

@@ -8,8 +8,8 @@ few tiles for the device. The keys of each row are then split, and the results o
 merged by their maxima and sums. The number of splits depends on shapes only, so a recorded step
 serves rows of any length.
 
-For batch invariance, all steps have the same tiles (`steady_tiles`), and nothing is split. A query
-then adds up its keys in the same order in every step: in runs of KEYS that are counted from the
+For batch invariance, all steps have the same tiles (`invariant_tiles`), and nothing is split. A
+query then adds up its keys in the same order in every step: in runs of KEYS that are counted from the
 row's first token. Runs without a visible key, which other queries of the tile need, leave its sums
 as they are.
 """
@@ -31,7 +31,7 @@ KEYS_PER_SPLIT = 128
 """Rows are split into parts of at least this many keys."""
 MOST_SPLIT_TOKENS = 16
 """Rows with more tokens than this, on average, are not split."""
-STEADY_QUERIES = 64
+INVARIANT_QUERIES = 64
 """Queries of a tile, for batch invariance. Steps of few tokens fill a part of it, and read their
 keys as fast, because a matrix product of this size is faster than memory."""
 
@@ -170,7 +170,7 @@ def _attend(
     HAS_SOFT_CAP: tl.constexpr,
     HAS_NUM_KEYS: tl.constexpr,
     IS_PART: tl.constexpr,
-    IS_STEADY: tl.constexpr,
+    IS_INVARIANT: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -178,7 +178,7 @@ def _attend(
     the cache (see `_decode`); "" = it holds none. k_scale, v_scale: of their KV heads. RULE:
     "window" or "chunk", of `reach` tokens, or "". Results go to out [T, H, SPLITS, Dv]. With
     several splits, the maxima (in powers of two) and sums of the softmax go to [T, H, SPLITS].
-    HAS_NUM_KEYS: `num_keys` is given. IS_PART: `lse` is, too. IS_STEADY: keys are read together
+    HAS_NUM_KEYS: `num_keys` is given. IS_PART: `lse` is, too. IS_INVARIANT: keys are read together
     with the same ones in every step, see above."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -203,7 +203,7 @@ def _attend(
     last_token = tl.where(first_token < stop, tl.minimum(first_token + TOKENS, stop) - 1, -1)
     end = tl.maximum(_last_key(last_token, last_token >= 0, before, num_keys, HAS_NUM_KEYS) + 1, 0)
     begin = _first_key(before + first_token, reach, RULE)
-    run = begin // KEYS * KEYS if IS_STEADY else begin
+    run = begin // KEYS * KEYS if IS_INVARIANT else begin
     per_split = (end - run + KEYS * SPLITS - 1) // (KEYS * SPLITS) * KEYS
     first = run + split * per_split
     last = tl.minimum(first + per_split, end)
@@ -219,7 +219,7 @@ def _attend(
     for at in range(first, last, KEYS):
         keys = at + tl.arange(0, KEYS)
         is_key = keys < last
-        if IS_STEADY and RULE != "":
+        if IS_INVARIANT and RULE != "":
             is_key &= keys >= begin  # the blocks before may belong to another row
         block = tl.load(
             block_table + row.to(tl.int64) * table_row + keys // BLOCK_SIZE, mask=is_key, other=0
@@ -353,9 +353,9 @@ def choose_tiles(
     return Tiles(tokens, queries, keys, splits, 8 if queries >= 128 and tokens > 1 else 4)
 
 
-def steady_tiles(group: int, width: int, itemsize: int) -> Tiles:
+def invariant_tiles(group: int, width: int, itemsize: int) -> Tiles:
     """Return the tiles of every step, for batch invariance. See `choose_tiles`."""
-    queries = max(STEADY_QUERIES, triton.next_power_of_2(group))
+    queries = max(INVARIANT_QUERIES, triton.next_power_of_2(group))
     return Tiles(queries // group, queries, 64 if width * itemsize <= 256 else 32, 1, 4)
 
 
@@ -396,7 +396,7 @@ def paged_attention(
     v_scale: Tensor | None = None,
     num_keys: Tensor | None = None,
     lse: Tensor | None = None,
-    is_steady: bool = False,
+    is_invariant: bool = False,
 ) -> Tensor:
     """Compute causal attention of each row's newest tokens over its whole history, with sums in
     float32.
@@ -411,7 +411,7 @@ def paged_attention(
 
     num_keys: int32 [T], how many of the row's keys each token attends to; None = those up to
     itself. lse: float32 [T, H], which gets the logarithms of the sums of exp(score), if the cache
-    has a part of the keys. is_steady: a token has the same bits in every step.
+    has a part of the keys. is_invariant: a token has the same bits in every step.
 
     Tokens after those of the last row (padding) give zeros.
     """
@@ -428,8 +428,8 @@ def paged_attention(
         k_cache = k_cache.view(torch.uint8)
         v_cache = v_cache.view(torch.uint8)
     widest = max(width, value_width)
-    if is_steady:
-        tiles = steady_tiles(group, widest, q.element_size())
+    if is_invariant:
+        tiles = invariant_tiles(group, widest, q.element_size())
     else:
         tiles = choose_tiles(
             num_tokens,
@@ -497,7 +497,7 @@ def paged_attention(
         HAS_SOFT_CAP=soft_cap is not None,
         HAS_NUM_KEYS=num_keys is not None,
         IS_PART=lse is not None,
-        IS_STEADY=is_steady,
+        IS_INVARIANT=is_invariant,
         SPLITS=splits,
         PRECISION=precision_of(q.dtype),
         STORED=stored,

@@ -28,7 +28,7 @@ class TritonAttention:
     """Attention of one KV group."""
 
     def __init__(self, options: None, setup: AttentionSetup) -> None:
-        self.is_steady = setup.batch_invariant
+        self.is_invariant = setup.batch_invariant
         self.views: Mapping[int, KVView] = {}
         self.inputs: AttentionInputs | None = None
 
@@ -64,7 +64,7 @@ class TritonAttention:
             if k is not None and v is not None:
                 store_kv(k, v, k_cache, v_cache, step.slot_mapping, *scales)
             rows = step.block_table, step.query_start_loc, step.seq_lens
-            more = (*features, *scales, step.num_keys, lse, self.is_steady)
+            more = (*features, *scales, step.num_keys, lse, self.is_invariant)
             return paged_attention(q, k_cache, v_cache, *rows, layer.scale, *more)
 
         def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:

@@ -304,6 +304,15 @@ def latent_tiles(
     return Tiles(tokens, queries, keys, splits, 8 if queries >= 32 and width > 128 else 4)
 
 
+def invariant_latent_tiles(num_heads: int, width: int, itemsize: int, has_choice: bool) -> Tiles:
+    """Return the tiles of every step, for batch invariance: those of long prompts. has_choice:
+    tokens choose their keys, so a tile has one token. See `latent_tiles`."""
+    keys = 32 if width * itemsize <= 1024 else 16
+    queries = 64 if width * itemsize <= 512 else 32 if width * itemsize <= 1024 else 16
+    tokens = 1 if has_choice else queries // min(num_heads, queries)
+    return Tiles(tokens, queries, keys, 1, 8 if queries >= 32 and width > 128 else 4)
+
+
 def latent_attention(
     q: Tensor,
     q_rope: Tensor,
@@ -316,6 +325,7 @@ def latent_attention(
     lse: Tensor | None = None,
     chosen: Tensor | None = None,
     is_old: bool = False,
+    is_invariant: bool = False,
 ) -> Tensor:
     """Compute causal attention of each row's newest tokens to the latents of its whole history,
     with sums in float32.
@@ -339,15 +349,18 @@ def latent_attention(
     if cache.dtype == torch.uint8:
         stored = "e4m3 native" if converts else "e4m3"
     num_chosen = 0 if chosen is None else chosen.shape[1]
-    tiles = latent_tiles(
-        num_tokens,
-        num_tokens if num_chosen else num_rows,  # then a tile has one token
-        num_heads,
-        rank,
-        q.element_size(),
-        num_chosen or block_table.shape[1] * block_size,
-        processors,
-    )
+    if is_invariant:
+        tiles = invariant_latent_tiles(num_heads, rank, q.element_size(), num_chosen > 0)
+    else:
+        tiles = latent_tiles(
+            num_tokens,
+            num_tokens if num_chosen else num_rows,  # then a tile has one token
+            num_heads,
+            rank,
+            q.element_size(),
+            num_chosen or block_table.shape[1] * block_size,
+            processors,
+        )
     group = min(num_heads, tiles.queries)
     num_tiles = num_tokens if tiles.tokens == 1 else num_tokens // tiles.tokens + num_rows
     splits = tiles.splits

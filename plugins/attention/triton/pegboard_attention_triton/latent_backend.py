@@ -20,6 +20,7 @@ from pegboard.interfaces.attention import (
 from pegboard_attention_triton.attention import MOST_SPLIT_TOKENS
 from pegboard_attention_triton.expanded import expanded_attention, merged
 from pegboard_attention_triton.latent import LATENT_TILE, latent_attention, store_latents
+from pegboard_attention_triton.latent_product import multiply_heads
 from pegboard_attention_triton.sparse import choose_keys
 
 
@@ -28,17 +29,14 @@ def has_prompts(step: AttentionInputs, num_tokens: int) -> bool:
     return num_tokens > MOST_SPLIT_TOKENS * len(step.seq_lens)
 
 
-def of_heads(x: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply each head of x [T, H, in] with its matrix [H, in, out] → [T, H, out]."""
-    return torch.bmm(x.transpose(0, 1), matrices.to(x.dtype)).transpose(0, 1)
-
-
 class TritonLatentAttention:
     """Decodes read the latents themselves (see `Latent`: absorbed), and so do prompts those of
     earlier steps; the latents of their new tokens are expanded. With an index, a token reads the
     latents that it has chosen, and the index keys of all others."""
 
     def __init__(self, options: None, setup: AttentionSetup) -> None:
+        self.is_invariant = setup.batch_invariant
+        self.multiply = multiply_heads if self.is_invariant else _multiply_in_torch
         self.views: Mapping[int, KVView] = {}
         self.inputs: AttentionInputs | None = None
 
@@ -70,7 +68,8 @@ class TritonLatentAttention:
         up_k, up_v = layer.latent.matrices()
         rank = layer.value_dim
         choice = layer.latent.index
-        expands = cache.dtype.is_floating_point  # what is packed is read by `latent_attention`
+        # what is packed is read by `latent_attention`; what is expanded depends on the step
+        expands = cache.dtype.is_floating_point and not self.is_invariant
         index_keys = None if choice is None else self.views[layer.layer_index]["index"]
 
         def choose(vectors: Tensor, weights: Tensor, keys: Tensor) -> Tensor | None:
@@ -79,7 +78,8 @@ class TritonLatentAttention:
             half = choice.head_dim // 2
             store_latents(keys[:, :half], keys[:, half:], index_keys, step.slot_mapping)
             rows = step.block_table, step.query_start_loc, step.seq_lens
-            return choose_keys(vectors, weights, index_keys, *rows, choice.top_k, step.num_keys)
+            more = choice.top_k, step.num_keys, self.is_invariant
+            return choose_keys(vectors, weights, index_keys, *rows, *more)
 
         def call(
             q: Tensor,
@@ -93,9 +93,8 @@ class TritonLatentAttention:
             assert step is not None, "call plan() before the forward"
             store_latents(latent, k_rope, cache, step.slot_mapping)
             rows = step.block_table, step.query_start_loc, step.seq_lens
-            return latent_attention(
-                q, q_rope, cache, *rows, layer.scale, step.num_keys, lse, chosen
-            )
+            more = layer.scale, step.num_keys, lse, chosen, self.is_invariant
+            return latent_attention(q, q_rope, cache, *rows, *more)
 
         def prompts(
             q: Tensor, absorbed: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor
@@ -111,23 +110,28 @@ class TritonLatentAttention:
             k = torch.matmul(stored, up_k.to(q.dtype).transpose(1, 2)).transpose(0, 1)
             v = torch.matmul(stored, up_v.to(q.dtype)).transpose(0, 1)
             new = expanded_attention(q, q_rope, k, turned, v, step.query_start_loc, layer.scale)
-            return merged(new, (of_heads(old, up_v), lse))
+            return merged(new, (self.multiply(old, up_v.to(q.dtype)), lse))
 
         def attend(
             q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *index: Tensor
         ) -> Tensor:
             step = self.inputs
             assert step is not None, "call plan() before the forward"
-            absorbed = of_heads(q, up_k)
+            absorbed = self.multiply(q, up_k.to(q.dtype))
             if expands and not index and step.num_keys is None and has_prompts(step, len(q)):
                 store_latents(latent, k_rope, cache, step.slot_mapping)
                 return prompts(q, absorbed, q_rope, latent, k_rope).flatten(1)
             chosen = choose(*index) if index else None
             sums = call(absorbed, q_rope, latent, k_rope, None, chosen)
-            return of_heads(sums, up_v).flatten(1)
+            return self.multiply(sums, up_v.to(q.dtype)).flatten(1)
 
         def attend_part(q: Tensor, latent: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32)
             return call(q[..., :rank], q[..., rank:], latent, k_rope, lse), lse
 
         return attend_part if layer.is_part else attend
+
+
+def _multiply_in_torch(x: Tensor, matrices: Tensor) -> Tensor:
+    """Do the same as `multiply_heads`, but the order of sums depends on the number of tokens."""
+    return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)

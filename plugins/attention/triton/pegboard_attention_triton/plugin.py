@@ -53,5 +53,5 @@ MLA = AttentionSpec(
         "part": True,
         "block_size": True,
     },
-    flags=frozenset({"replay"}),
+    flags=frozenset({"replay", BATCH_INVARIANT}),
 )

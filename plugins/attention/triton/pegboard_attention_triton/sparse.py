@@ -13,6 +13,7 @@ from pegboard_attention_triton.attention import _last_key, _place, precision_of
 KEYS = 64
 SCORES = 2**24
 """How many scores are in memory at once, at most: 64 MiB."""
+LOW_BITS = (1 << 32) - 1
 
 
 @triton.jit(do_not_specialize=["first_token", "num_rows", "most_keys"])
@@ -91,9 +92,12 @@ def choose_keys(
     seq_lens: Tensor,
     top_k: int,
     num_keys: Tensor | None = None,
+    is_invariant: bool = False,
 ) -> Tensor | None:
     """Return the numbers of the `top_k` best keys of each token, int64 [T, top_k]: those that it
     sees first, the best of them first, then any others. Return None if no row can have more keys.
+    is_invariant: a token has the same ones, in the same order, in every step. Then they are always
+    chosen, because the width of the block table may differ, and of equal ones the first are.
 
     vectors: [T, heads, D]. weights: [T, heads]. Their last dimensions are contiguous. cache: the
     index keys [blocks, block_size, D], also of the new tokens; blocks may lie apart. The others:
@@ -102,7 +106,9 @@ def choose_keys(
     (num_tokens, heads, size) = vectors.shape
     block_size = cache.shape[1]
     most_keys = block_table.shape[1] * block_size
-    if most_keys <= top_k:
+    if is_invariant:
+        most_keys = max(most_keys, top_k)  # no token sees those behind the table
+    elif most_keys <= top_k:
         return None
     chosen = torch.empty(num_tokens, top_k, dtype=torch.int64, device=vectors.device)
     largest = max(1, SCORES // most_keys)
@@ -137,5 +143,18 @@ def choose_keys(
             PRECISION=precision_of(vectors.dtype),
             num_warps=4,
         )
-        chosen[first : first + count] = scores.topk(top_k, -1).indices
+        chosen[first : first + count] = (
+            _invariant_order(scores, top_k) if is_invariant else scores.topk(top_k, -1).indices
+        )
     return chosen
+
+
+def _invariant_order(scores: Tensor, top_k: int) -> Tensor:
+    """Return the places of the largest scores of each row, float32 [n, keys] → int64 [n, top_k],
+    the lower one first among equal ones. Both are packed into one integer, so the result does not
+    depend on how the library treats ties."""
+    bits = scores.view(torch.int32)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    places = torch.arange(scores.shape[1], device=scores.device)
+    packed = (ordered << 32) | (LOW_BITS - places)
+    return LOW_BITS - (packed.topk(top_k, -1).values & LOW_BITS)

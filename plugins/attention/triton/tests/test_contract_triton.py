@@ -49,7 +49,7 @@ class TestTritonAttention(AttentionContract):
 
 @pytest.mark.usefixtures("interpreted_triton")
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # where sigmoid is 0
-class TestSteadyTritonAttention(InvariantAttentionContract):
+class TestInvariantTritonAttention(InvariantAttentionContract):
     """The long row has keys of two runs. Other steps than these would split its keys."""
 
     contract = TestTritonAttention()

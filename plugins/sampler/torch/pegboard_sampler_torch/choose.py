@@ -28,6 +28,8 @@ FLOOR_WEIGHT = 4.6e-38
 """Below this exponent, exp gives denormal numbers and takes ten times as long on a CPU. In a masked
 row, that is most of the row."""
 NEG_INF = float("-inf")
+UNITS = 2.0**42
+"""Units of a number that is added up as an integer, on a device. The largest weight is 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,33 @@ def blockwise(x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
     return torch.cat([reduced, reduce(x[:, -rest:], -1, keepdim=True)], -1)
 
 
+def block_sums(x: Tensor) -> Tensor:
+    """[n, V] → float64 [n, ceil(V / BLOCK)]: the sums of blocks. A row has the same bits in every
+    batch. On a device, see `running_sums`."""
+    if x.device.type == "cpu":
+        return blockwise(x, torch.sum).double()
+    return blockwise(_fixed_point(x), torch.sum).double() / UNITS + _flaws(x)
+
+
+def running_sums(x: Tensor) -> Tensor:
+    """[n, V] → float64 [n, V]: the sum of all numbers up to each one. A row has the same bits in
+    every batch. On a device, numbers are ≥ 0, those of a row have a sum below 2²¹, and they are
+    rounded down to a fixed point; a row with one that is not finite becomes NaN."""
+    if x.device.type == "cpu":
+        return x.cumsum(-1, dtype=torch.float64)
+    # a GPU cuts sums by the number of rows, but those of integers are exact
+    return _fixed_point(x).cumsum(-1).double() / UNITS + _flaws(x)
+
+
+def _fixed_point(x: Tensor) -> Tensor:
+    return (x.double() * UNITS).long()
+
+
+def _flaws(x: Tensor) -> Tensor:
+    """Return 0 for each row [n, V] → float64 [n, 1], or NaN if not all its numbers are finite."""
+    return x.amax(-1, keepdim=True).double() * 0
+
+
 def _block_ids(blocks: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Return the token ids of the blocks [...]: int64 [..., BLOCK], clamped to the vocabulary, and
     bool that says whether they are in it."""
@@ -77,8 +106,8 @@ def draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draw a token per row: weights float32 [n, V] ≥ 0, uniforms float64 [n] → (ids int64 [n],
     failed bool [n]). A row fails if its weights are all zero or not finite. Its id is then
     arbitrary, but within the vocabulary."""
-    sums = blockwise(weights, torch.sum).double()
-    cumulative = sums.cumsum(-1)
+    sums = block_sums(weights)
+    cumulative = running_sums(sums)
     total = cumulative[:, -1:]
     wanted = torch.minimum(
         uniforms.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total))
@@ -87,7 +116,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     size = sums.gather(-1, block)
     share = (wanted - cumulative.gather(-1, block) + size) / size
     ids, inside = _block_ids(block.squeeze(-1), weights.shape[-1])
-    within = weights.gather(-1, ids).double().mul_(inside).cumsum(-1)
+    within = running_sums(weights.gather(-1, ids).double().mul_(inside))
     end = within[:, -1:]
     # The two levels round differently, so the second one is scaled to its own total. A token with
     # weight is then always found.
@@ -186,7 +215,7 @@ def _nucleus(
 def _wanted(weights: Tensor, top_p: Tensor) -> Tensor:
     """Return the weight [n, 1] that top_p keeps, float64. torch cuts the sum of a long row by its
     threads, if there are few rows; sums of blocks have the same bits in every batch."""
-    total = blockwise(weights, torch.sum).double().sum(-1, keepdim=True)
+    total = running_sums(block_sums(weights))[:, -1:]
     return top_p.double().unsqueeze(-1) * total
 
 
@@ -198,7 +227,7 @@ def _sorted_nucleus(
     order = x.sort(-1, descending=True).values
     mass = (order - peak).exp_()
     _cut(mass, order, floor)
-    cumulative = mass.cumsum(-1, dtype=torch.float64)
+    cumulative = running_sums(mass)
     last = torch.searchsorted(cumulative, wanted).clamp_(max=order.shape[-1] - 1)
     return order.gather(-1, last)
 

@@ -240,9 +240,15 @@ class TorchSampler:
             layout.places(Feature.SAMPLED) if layout.present & Feature.SAMPLED else layout.rows[:0]
         )
         uniforms = self._uniforms(sampled, layout)
-        by_kernel = layout.draft_probs is None and self._leaves_logits_alone(layout)
-        if self.kernel is not None and by_kernel:
+        if self._draws_by_kernel:
+            # also rows with a seed whose neighbors have drafts that were drawn
             tokens = self._draw_by_kernel(logits, sampled, uniforms, layout)
+            verified = np.flatnonzero((layout.flags[sampled] & Feature.SEED) == 0)
+            if layout.draft_probs is not None and len(verified):
+                places = sampled[verified]
+                where = layout.to_device(places)
+                numbers = uniforms[layout.to_device(verified)]
+                tokens[where] = self._draw(logits[where], places, numbers, layout)
         elif len(sampled) == layout.num_places > 0:
             tokens = self._draw(logits, sampled, uniforms, layout)
         else:
@@ -259,11 +265,11 @@ class TorchSampler:
             return tokens, *accept_on_host(tokens, layout.flat_drafts, layout.offsets)
         return tokens, *accept_equal(tokens, layout.drafts, layout.offsets_tensor)
 
-    def _leaves_logits_alone(self, layout: StepLayout) -> bool:
-        """True if nothing reads the logits between temperature and the draw, or after it."""
-        return not self.processors.invariant and (
-            self.raw_logprobs or not layout.present & Feature.LOGPROBS
-        )
+    @property
+    def _draws_by_kernel(self) -> bool:
+        """True if there is a kernel, and nothing reads the logits between temperature and the draw,
+        or after it, in any step."""
+        return self.kernel is not None and self.raw_logprobs and not self.processors.invariant
 
     def _draw_by_kernel(
         self, logits: Tensor, sampled: np.ndarray, uniforms: Tensor, layout: StepLayout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from pegboard_sampler_torch.choose import (
     argmax,
     draw,
     largest_values,
+    running_sums,
     weigh,
 )
 from pegboard_sampler_torch.logprobs import gather_logprobs, log_sums, top_tokens
@@ -26,6 +29,7 @@ from pegboard_sampler_torch.upload import Upload
 from pegboard.ops import sampling as ops
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.distributions import chi_square_fits, softmax
+from pegboard_testing.exact_sums import OnlyExactSums
 from pegboard_testing.fake_gpu import DEVICE, FakeGPU
 from pegboard_testing.sampling_reference import apply_penalties, log_softmax_topk
 
@@ -98,6 +102,45 @@ def test_draw_reports_rows_without_weight() -> None:
         and ids[3] == 1
         and ((ids >= 0) & (ids < 2)).all()
     )
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 64, 300])
+def test_draws_on_a_device(vocab_size: int) -> None:
+    """They are the CPU's, up to rounding, and a row has the same sums in every batch."""
+    x = random_logits(vocab_size, 5, vocab_size)
+    uniforms = torch.linspace(0, 0.999, 5, dtype=torch.float64)
+    k = torch.tensor([1, 2, 3, 200, 4]).clamp(max=vocab_size)
+    numbers = torch.tensor([0.5, 1, 0.9, 0.8, 0.95])
+    cuts = Cuts(numbers / 50, k, int(k.max()), numbers)
+    peak = x.amax(-1, keepdim=True)
+    weights, floor = weigh(x.clone(), peak, cuts)
+    expected, _ = draw(weights, uniforms)
+    with FakeGPU(), OnlyExactSums():
+        given = Cuts(*(each.to(DEVICE) for each in (numbers / 50, k)), cuts.max_k)
+        given = replace(given, top_p=numbers.to(DEVICE))
+        on_device = [each.to(DEVICE) for each in (x.clone(), peak)]
+        found, found_floor = weigh(*on_device, given)
+        ids, failed = draw(found, uniforms.to(DEVICE))
+        assert torch.equal(ids.cpu(), expected) and not failed.cpu().any()
+        assert floor is not None and found_floor is not None
+        torch.testing.assert_close(found_floor.cpu(), floor)
+        sums = running_sums(found).cpu()
+    torch.testing.assert_close(sums, weights.double().cumsum(-1))
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_draws_at_the_ends_on_a_device(uniform: float) -> None:
+    """Rows without weight, or with one that is not finite, fail."""
+    weights = torch.zeros(4, 300)
+    weights[0, [1, 150, 298]] = torch.tensor([1e-9, 0.5, 1e-9])
+    weights[1, 150] = torch.inf
+    weights[2, 150] = torch.nan
+    with FakeGPU():
+        numbers = torch.full((4,), uniform, dtype=torch.float64)
+        ids, failed = draw(weights.to(DEVICE), numbers.to(DEVICE))
+        assert ids.tolist()[0] == (298 if uniform else 1)
+        assert failed.tolist() == [False, True, True, True]
+        assert all(0 <= number < 300 for number in ids.tolist())
 
 
 @quick
