@@ -69,6 +69,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.fake_flashinfer",
         "pegboard_testing.fake_forwards",
         "pegboard_testing.fake_driver",
+        "pegboard_testing.exact_sums",
         "pegboard_testing.fake_gpu",
         "pegboard_testing.fake_torch_cuda",
         "pegboard_testing.fake_triton",
