@@ -216,10 +216,11 @@ def test_gated_norms() -> None:
 
 
 def test_what_declares_it() -> None:
-    """Weights have two forms each, of which one is invariant."""
+    """Weights and scans have two forms each, of which one is invariant."""
     others = {
         name
         for name, spec in vars(plugin).items()
         if isinstance(spec, KernelSpec) and BATCH_INVARIANT not in spec.flags
     }
-    assert others == {"FLOAT_WEIGHT", "BLOCK_WEIGHT", "CODE_WEIGHT", "LORA_ADD"}
+    both = {"FLOAT_WEIGHT", "BLOCK_WEIGHT", "CODE_WEIGHT", "CHUNKED_SCAN", "GATED_DELTA_RULE"}
+    assert others == {*both, "LORA_ADD"}

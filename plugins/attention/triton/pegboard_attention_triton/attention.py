@@ -9,9 +9,9 @@ merged by their maxima and sums. The number of splits depends on shapes only, so
 serves rows of any length.
 
 For batch invariance, all steps have the same tiles (`invariant_tiles`), and nothing is split. A
-query then adds up its keys in the same order in every step: in runs of KEYS that are counted from the
-row's first token. Runs without a visible key, which other queries of the tile need, leave its sums
-as they are.
+query then adds up its keys in the same order in every step: in runs of KEYS that are counted from
+the row's first token. Runs without a visible key, which other queries of the tile need, leave its
+sums as they are.
 """
 
 from __future__ import annotations

@@ -93,8 +93,17 @@ class TritonLatentAttention:
             assert step is not None, "call plan() before the forward"
             store_latents(latent, k_rope, cache, step.slot_mapping)
             rows = step.block_table, step.query_start_loc, step.seq_lens
-            more = layer.scale, step.num_keys, lse, chosen, self.is_invariant
-            return latent_attention(q, q_rope, cache, *rows, *more)
+            return latent_attention(
+                q,
+                q_rope,
+                cache,
+                *rows,
+                layer.scale,
+                step.num_keys,
+                lse,
+                chosen,
+                is_invariant=self.is_invariant,
+            )
 
         def prompts(
             q: Tensor, absorbed: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor
