@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import Measuring, chosen_stages, make_parser
+from measure_driver import Measuring, chosen_stages, make_parser
 from measure_requests import LONGEST, MEAN_ANSWER, NUM_REQUESTS, lengths_of
 from measure_shapes import SHAPES, shape_of, work_of
 from measure_stages import BY_NAME, STAGES, Goal, is_done, lines
