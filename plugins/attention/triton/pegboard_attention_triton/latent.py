@@ -305,9 +305,10 @@ def latent_tiles(
 
 
 def invariant_latent_tiles(num_heads: int, width: int, itemsize: int, has_choice: bool) -> Tiles:
-    """Return the tiles of every step, for batch invariance: those of long prompts. has_choice:
-    tokens choose their keys, so a tile has one token. See `latent_tiles`."""
-    keys = 32 if width * itemsize <= 1024 else 16
+    """Return the tiles of every step, for batch invariance: those of long prompts, with fewer keys
+    where small chips need that for packed latents. has_choice: tokens choose their keys, so a tile
+    has one token. See `latent_tiles`."""
+    keys = 32 if width * itemsize <= 512 else 16
     queries = 64 if width * itemsize <= 512 else 32 if width * itemsize <= 1024 else 16
     tokens = 1 if has_choice else queries // min(num_heads, queries)
     return Tiles(tokens, queries, keys, 1, 8 if queries >= 32 and width > 128 else 4)
