@@ -6,6 +6,8 @@
 # make compare VLLM=PYTHON VLLM_MODEL=DIRECTORY   the same requests to vllm serve and to Pegboard
 # make bench   speed here and now, side by side with whichever peers are installed
 # make lint    ruff, mypy and the import contracts
+# make release wheels and sdists of everything in dist/, with an index for pip, checksums and notes
+# make version VERSION=0.2.0   the version of the next release, in the sources and the changelog
 # make docs    regenerate the generated files (catalogue, docs/kinds.md, docs/configuration.md, docs/formats.md, docs/models.md)
 
 PYTHON ?= python3
@@ -17,7 +19,7 @@ MEMBERS    := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 QUIET      := $(shell test -t 2 || echo --quiet)
 EDITABLE   := $(foreach member,$(MEMBERS),--editable ./$(member))
 
-.PHONY: demo serve test nightly check compare bench lint docs setup model clean
+.PHONY: demo serve test nightly check compare bench lint docs release version setup model clean
 
 setup: $(VENV)/.members
 
@@ -64,6 +66,13 @@ lint: setup
 
 docs: setup
 	$(BIN)/python -m pegboard_testing.authoring.generate --write
+
+release: setup
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pegboard_testing.authoring.release dist
+
+version: setup
+	$(BIN)/python -m pegboard_testing.authoring.release --set-version $(VERSION)
 
 clean:
 	rm -rf $(VENV)

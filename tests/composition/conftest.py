@@ -1,5 +1,5 @@
 """Wheels of every distribution, built once, and a tiny checkpoint. The tests import `layers` from
-this folder."""
+this folder, and `page_server` from the tests of the pages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
-from layers import ROOT, Layers, build_wheel
+from layers import ROOT, Layers
+
+from pegboard_testing.authoring import release
 
 SIZES = {
     "hidden_size": 32,
@@ -25,15 +28,19 @@ SIZES = {
 
 
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a release, as `make release` writes it."""
+    folder = tmp_path_factory.mktemp("release")
+    release.build(ROOT, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheels(built: Path) -> dict[str, Path]:
     """Distribution name → its wheel, for core and every plugin of the repository."""
-    folder = tmp_path_factory.mktemp("wheels")
-    places = ("core/*", "plugins/*/*", "kernels/*", "contrib/*/*")
-    projects = [
-        project for place in places for project in sorted(ROOT.glob(f"{place}/pyproject.toml"))
-    ]
-    found = [build_wheel(project, folder) for project in projects]
-    return {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in found}
+    return {
+        wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in sorted(built.glob("*.whl"))
+    }
 
 
 @pytest.fixture(scope="session")

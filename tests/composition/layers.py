@@ -13,17 +13,10 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from flit_core.wheel import make_wheel_in
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120
-
-
-def build_wheel(pyproject: Path, folder: Path) -> Path:
-    """Build the wheel of one distribution, like `pip wheel` without isolation."""
-    path: Path = make_wheel_in(pyproject, folder).file
-    return path
 
 
 @dataclass(frozen=True)

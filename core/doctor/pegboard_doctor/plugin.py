@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pegboard.interfaces.command import CommandSpec
 
+ADD = CommandSpec(api="1.0", implementation="pegboard_doctor.add:Add")
 CHECK = CommandSpec(api="1.0", implementation="pegboard_doctor.check:Check")
 COLLECT_ENV = CommandSpec(api="1.0", implementation="pegboard_doctor.collect_env:CollectEnv")
 DOCTOR = CommandSpec(api="1.0", implementation="pegboard_doctor.doctor:Doctor")
