@@ -8,6 +8,7 @@
 # make lint    ruff, mypy and the import contracts
 # make release wheels and sdists of everything in dist/, with an index for pip, checksums and notes
 # make version VERSION=0.2.0   the version of the next release, in the sources and the changelog
+# make site    the documentation as a site, in build/site
 # make docs    regenerate the generated files (catalogue, docs/kinds.md, docs/configuration.md, docs/formats.md, docs/models.md)
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ MEMBERS    := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 QUIET      := $(shell test -t 2 || echo --quiet)
 EDITABLE   := $(foreach member,$(MEMBERS),--editable ./$(member))
 
-.PHONY: demo serve test nightly check compare bench lint docs release version setup model clean
+.PHONY: demo serve test nightly check compare bench lint docs site release version setup model clean
 
 setup: $(VENV)/.members
 
@@ -66,6 +67,9 @@ lint: setup
 
 docs: setup
 	$(BIN)/python -m pegboard_testing.authoring.generate --write
+
+site: setup
+	$(BIN)/python -m pegboard_testing.authoring.site build/site
 
 release: setup
 	rm -rf dist

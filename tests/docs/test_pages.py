@@ -20,13 +20,14 @@ CORE = ROOT / "core/pegboard/pegboard"
 HANDED_OUT = {"EngineClient", "RequestView"}
 """Interfaces that core implements and that plugins only call or read."""
 DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
+KIND_PAGES = sorted((ROOT / "docs/kinds").glob("*.md"))
 
 
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [*PAGES, *DECISIONS, *PACKAGE_PAGES], ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS, *KIND_PAGES, *PACKAGE_PAGES], ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in links(page):
         assert target.exists(), f"{name(page)} links to {target}"
@@ -101,10 +102,9 @@ def test_a_stale_page_is_noticed_and_renewed(tmp_path: Path) -> None:
     assert "scheduler.py " in (tmp_path / "tour.md").read_text("utf-8")
 
 
-def test_kinds_page_has_every_method() -> None:
-    text = (ROOT / "docs/kinds.md").read_text("utf-8")
+def test_the_page_of_a_kind_has_every_method_and_field() -> None:
     for kind in KINDS.values():
-        assert f"\n## {kind.name}\n" in text
+        text = (ROOT / f"docs/kinds/{kind.name}.md").read_text("utf-8")
         for item in vars(import_module(kind.spec.partition(":")[0])).values():
             if (
                 inspect.isclass(item)
@@ -117,6 +117,7 @@ def test_kinds_page_has_every_method() -> None:
                     if not method.startswith("_") and callable(getattr(item, method))
                 ]
                 assert all(f"- `{method}(" in text for method in methods)
+                assert f"## `{item.__name__}`" in text
                 fits = (
                     1 <= len(methods) + ("__call__" in vars(item)) <= 7
                     or item.__name__ in HANDED_OUT

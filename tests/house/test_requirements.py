@@ -39,6 +39,7 @@ NEEDS_EXTRA = {
     ),
     ("pegboard-testing", "video"): ("pegboard_testing.films",),
     ("pegboard-testing", "release"): ("pegboard_testing.authoring.release",),
+    ("pegboard-testing", "site"): ("pegboard_testing.authoring.site",),
     ("pegboard-executor-local", "torch"): ("pegboard_executor_local.launched",),
     ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
     # only imported after a plugin has imported pydantic for its options

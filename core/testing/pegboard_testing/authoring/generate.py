@@ -14,6 +14,7 @@ from pathlib import Path
 from pegboard_testing.authoring import (
     catalogue,
     formats_page,
+    kind_pages,
     metrics_page,
     models_page,
     reference,
@@ -25,6 +26,7 @@ Pages = Mapping[Path, Callable[[str], str]]
 file."""
 PAGES: Pages = {
     **catalogue.PAGES,
+    **kind_pages.PAGES,
     **reference.PAGES,
     **metrics_page.PAGES,
     **formats_page.PAGES,
@@ -41,6 +43,7 @@ def stale(pages: Pages, *, write: bool = False) -> list[Path]:
         if (text := make(before)) != before:
             paths.append(path)
             if write:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(text, "utf-8")
     return paths
 

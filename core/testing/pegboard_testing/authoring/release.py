@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from pegboard.errors import ConfigError
 from pegboard.installed import normalized
+from pegboard.interfaces import KINDS
 from pegboard_testing.authoring.catalogue import REPOSITORY, project_files
 
 VERSION_LINE = re.compile(r'^(version|__version__) = "([^"]+)"$', re.M)
@@ -38,12 +39,14 @@ UNRELEASED = re.compile(r"^## (\S+), unreleased$", re.M)
 @dataclass(frozen=True, slots=True)
 class Source:
     """One distribution of the repository. folder: where its pyproject.toml is. module: its import
-    package, a folder below that."""
+    package, a folder below that. kinds: those of its plugins, in the order of the list of kinds."""
 
     folder: Path
     name: str
     version: str
     module: str
+    summary: str
+    kinds: tuple[str, ...]
 
 
 def sources(repository: Path) -> list[Source]:
@@ -56,7 +59,10 @@ def sources(repository: Path) -> list[Source]:
             continue
         project = content["project"]
         module = content["tool"]["flit"]["module"]["name"]
-        every.append(Source(path.parent, project["name"], project["version"], module))
+        groups = project.get("entry-points", ())
+        kinds = tuple(kind.name for kind in KINDS.values() if kind.group in groups)
+        facts = (project[name] for name in ("name", "version"))
+        every.append(Source(path.parent, *facts, module, project["description"], kinds))
     versions = {source.version for source in every}
     if len(versions) != 1:
         raise ConfigError(
