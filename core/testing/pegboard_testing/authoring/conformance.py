@@ -31,8 +31,9 @@ from pegboard_testing.authoring.one_request import SETTINGS, serve_one
 CONTRACTS = {
     "tool_parser": ("contract_output_parser",),
     "reasoning_parser": ("contract_output_parser",),
-    "kernel": ("contract_float_weight", "contract_sample_tokens"),
-    "attention": ("contract_attention", "contract_latent"),
+    "kernel": ("contract_kernel", "contract_float_weight", "contract_sample_tokens"),
+    "attention": ("contract_attention", "contract_latent", "contract_encoder"),
+    "draft": ("contract_draft", "contract_draft_model"),
 }
 """The modules with the contract classes of a kind, where it is not contract_<kind>."""
 OPTIONAL = frozenset({"kernel"})

@@ -17,6 +17,7 @@ from pegboard.interfaces import HOOKS_GROUP, KINDS, Kind, hooks
 from pegboard.interfaces.spec import Need, Spec
 from pegboard.plugins.defaults import catalogue, default_enabled, default_name
 from pegboard_testing.authoring.catalogue import REPOSITORY
+from pegboard_testing.authoring.conformance import CONTRACTS
 from pegboard_testing.authoring.page_text import GENERATED, cell, first_sentence, joined
 
 CHOSEN = {
@@ -53,15 +54,6 @@ SETTINGS = {
     "command": "the word after `pegboard`",
 }
 """Kind → the setting that names a plugin. For the others, the checkpoint or the machine decides."""
-
-CONTRACTS = {
-    "tool_parser": ["contract_output_parser"],
-    "reasoning_parser": ["contract_output_parser"],
-    "attention": ["contract_attention", "contract_latent", "contract_encoder"],
-    "draft": ["contract_draft", "contract_draft_model"],
-}
-"""Kind → modules of pegboard_testing with its contract classes. Without an entry, the module is
-called after the kind."""
 
 DOCS = REPOSITORY / "docs"
 FOLDER = DOCS / "kinds"
@@ -176,7 +168,7 @@ def _facts(kind: Kind, module: ModuleType, spec: type[Spec]) -> str:
 def contracts(kind: str) -> list[str]:
     """Return the import paths of the contract classes of a kind."""
     paths = []
-    for name in CONTRACTS.get(kind, [f"contract_{kind}"]):
+    for name in CONTRACTS.get(kind, (f"contract_{kind}",)):
         if find_spec(f"pegboard_testing.{name}"):
             module = import_module(f"pegboard_testing.{name}")
             paths += [
