@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 
-from pegboard.errors import PegboardError, UsageError
-from pegboard_vllm_compat.command import run_words
-
 if __name__ == "__main__":
-    try:
-        code = run_words(sys.argv[1:])
-    except UsageError as error:
-        print(f"pegboard_vllm_compat: error: {error}", file=sys.stderr)
-        code = 2
-    except PegboardError as error:
-        print(f"pegboard_vllm_compat: error: {error}", file=sys.stderr)
-        code = 1
-    sys.exit(code)
+    sys.argv[1:1] = ["vllm-compat"]
+    runpy.run_module("pegboard", run_name="__main__")

@@ -45,3 +45,7 @@ class SpeculativeConfig(Config):
 
 class StructuredOutputsConfig(Config):
     """`structured_outputs_config`."""
+
+
+class VllmConfig(Config):
+    """The type of the first argument of logits processors, for annotations."""

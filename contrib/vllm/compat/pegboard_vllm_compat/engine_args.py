@@ -101,6 +101,7 @@ def _hints() -> dict[str, Any]:
     """Return field → type, first of Pegboard's settings and then of vLLM's other ones."""
     hints = {field.name: field.type for field in msgspec.structs.fields(EngineConfig)}
     typed = ((SWITCHES, bool), (TEXTS, str), (NUMBERS, float), (MAPPINGS, dict))
+    hints["logits_processors"] = list
     return hints | {name: hint for names, hint in typed for name in names}
 
 

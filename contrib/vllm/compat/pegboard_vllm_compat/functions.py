@@ -10,6 +10,8 @@ from typing import Any
 __version__ = "0.13.0+pegboard"
 __version_tuple__ = (0, 13, 0, "pegboard")
 ChatCompletionMessageParam = dict[str, Any]
+AnyTokenizer = Any
+TokenizerLike = Any
 
 
 def random_uuid() -> str:

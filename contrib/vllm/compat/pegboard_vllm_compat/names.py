@@ -49,6 +49,34 @@ _ASYNC = {
     "AsyncLLM": f"{_HERE}.online:AsyncLLM",
     "AsyncLLMEngine": f"{_HERE}.online:AsyncLLM",
 }
+_LOGITS = _of(
+    f"{_HERE}.logits_interface",
+    "LogitsProcessor",
+    "BatchUpdate",
+    "MoveDirectionality",
+    "AdapterLogitsProcessor",
+    "RequestLogitsProcessor",
+)
+_TOOLS = {
+    **_of(f"{_HERE}.parser_interface", "ToolParser"),
+    "ToolParserManager": f"{_HERE}.parser_interface:ToolParsers",
+}
+_REASONING = {
+    **_of(f"{_HERE}.parser_interface", "ReasoningParser"),
+    "ReasoningParserManager": f"{_HERE}.parser_interface:ReasoningParsers",
+}
+_PROTOCOL = _of(
+    f"{_HERE}.protocol",
+    "ChatCompletionRequest",
+    "ChatCompletionToolsParam",
+    "DeltaFunctionCall",
+    "DeltaMessage",
+    "DeltaToolCall",
+    "ExtractedToolCallInformation",
+    "FunctionCall",
+    "ToolCall",
+)
+_TOKENIZER = _of(f"{_HERE}.functions", "AnyTokenizer", "TokenizerLike")
 _CLEANUP = _of(f"{_HERE}.functions", "cleanup_dist_env_and_memory")
 
 MODULES: Mapping[str, Mapping[str, str]] = {
@@ -64,10 +92,16 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         **_of(f"{_HERE}.functions", "__version__", "__version_tuple__"),
     },
     "vllm.entrypoints.llm": _of(f"{_HERE}.offline", "LLM"),
-    "vllm.entrypoints.chat_utils": _of(f"{_HERE}.functions", "ChatCompletionMessageParam"),
+    "vllm.entrypoints.chat_utils": {
+        **_of(f"{_HERE}.functions", "ChatCompletionMessageParam"),
+        "make_tool_call_id": f"{_HERE}.protocol:random_tool_call_id",
+    },
     "vllm.sampling_params": _SAMPLING,
     "vllm.pooling_params": _of("pegboard", "PoolingParams"),
     "vllm.lora.request": _of("pegboard", "LoRARequest"),
+    "vllm.lora.resolver": _of(
+        f"{_HERE}.resolver_interface", "LoRAResolver", "LoRAResolverRegistry"
+    ),
     "vllm.outputs": _OUTPUTS,
     "vllm.inputs": _PROMPTS,
     "vllm.inputs.data": _PROMPTS,
@@ -82,6 +116,21 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         **_of("pegboard.data.output", "Counter", "Gauge", "Histogram", "Vector"),
         "Metric": "pegboard.data.output:MetricValue",
     },
+    "vllm.tool_parsers": _TOOLS,
+    "vllm.tool_parsers.abstract_tool_parser": _TOOLS,
+    "vllm.entrypoints.openai.tool_parsers": _TOOLS,
+    "vllm.entrypoints.openai.tool_parsers.abstract_tool_parser": _TOOLS,
+    "vllm.entrypoints.openai.protocol": _PROTOCOL,
+    "vllm.reasoning": _REASONING,
+    "vllm.reasoning.abs_reasoning_parsers": _REASONING,
+    "vllm.reasoning.basic_parsers": _of(f"{_HERE}.parser_interface", "BaseThinkingReasoningParser"),
+    "vllm.tokenizers": {"TokenizerLike": _TOKENIZER["TokenizerLike"]},
+    "vllm.transformers_utils.tokenizer": {"AnyTokenizer": _TOKENIZER["AnyTokenizer"]},
+    "vllm.v1.sample.logits_processor": _LOGITS,
+    "vllm.v1.sample.logits_processor.interface": _LOGITS,
+    "vllm.v1.sample.logits_processor.builtin": _of(
+        f"{_HERE}.logits_interface", "process_dict_updates"
+    ),
     "vllm.utils": {**_PARSER, **_of(f"{_HERE}.functions", "random_uuid")},
     "vllm.utils.argparse_utils": _PARSER,
     "vllm.logger": _of(f"{_HERE}.functions", "init_logger"),
@@ -96,6 +145,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "PoolerConfig",
         "SpeculativeConfig",
         "StructuredOutputsConfig",
+        "VllmConfig",
     ),
 }
 

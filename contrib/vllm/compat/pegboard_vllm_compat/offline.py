@@ -7,6 +7,7 @@ from typing import Any
 import pegboard
 from pegboard import PoolingRequestOutput, env
 from pegboard_vllm_compat.engine_args import of_args, settings_of
+from pegboard_vllm_compat.processors import with_processors
 
 
 class PoolingOutput(list[float]):
@@ -24,7 +25,7 @@ class LLM(pegboard.LLM):
     """`pegboard.LLM`, which also takes every field of EngineArgs."""
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        super().__init__(model, **settings_of(settings))
+        super().__init__(model, **with_processors(settings_of(settings), elsewhere=False))
 
     @classmethod
     def from_engine_args(cls, args: Any) -> "LLM":

@@ -10,13 +10,14 @@ import pegboard
 from pegboard import PoolingParams, PoolingRequestOutput
 from pegboard_vllm_compat.engine_args import of_args, settings_of
 from pegboard_vllm_compat.offline import PoolingOutput
+from pegboard_vllm_compat.processors import with_processors
 
 
 class AsyncLLM(pegboard.AsyncLLM):
     """`pegboard.AsyncLLM`, which also takes every field of EngineArgs."""
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        super().__init__(model, **settings_of(settings))
+        super().__init__(model, **with_processors(settings_of(settings), elsewhere=True))
 
     @classmethod
     def from_engine_args(cls, args: Any, **more: Any) -> "AsyncLLM":

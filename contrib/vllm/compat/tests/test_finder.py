@@ -19,6 +19,7 @@ from pegboard_testing.contract_command import CommandContract
 
 class TestCommand(CommandContract):
     word = "vllm-compat"
+    forms = ((), ("plugins",), ("serve",))
 
     def command(self, setup: CommandSetup) -> Command:
         return VllmCommand(None, setup)

@@ -9,7 +9,7 @@ import pytest
 from pegboard_vllm_compat.command import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SLOW = {"async_llm_streaming", "simple_profiling"}
+SLOW = {"async_llm_streaming", "logits_processor_custom_req_init", "simple_profiling"}
 """They start processes, or a profiler."""
 
 
