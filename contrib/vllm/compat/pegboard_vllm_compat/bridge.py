@@ -24,7 +24,7 @@ ADAPTERS = {
 class Adapted:
     """A class of vLLM's form. kind, name: of the plugin that it becomes. target: "module:Class" or
     "FILE.py:Class"; of a parser or LoRA resolver, "FILE.py" or "module:function", which registers
-    it. special_tokens: a parser that reads them. base_model: what a LoRA resolver is told."""
+    it. special_tokens: a parser that reads them. base_model: the model that is served."""
 
     kind: str
     name: str

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError
 from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessorSetup
+from pegboard_vllm_compat.dense_batch import DenseBatch
 from pegboard_vllm_compat.logits_interface import AddedRequest, BatchUpdate
 from pegboard_vllm_compat.targets import load
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 class VllmProcessor:
     """Implements `pegboard.interfaces.logits_processor.LogitsProcessor`. A subclass says which
-    class it adapts (`target`). The index of a request in vLLM's batch is its row, so nothing ever
-    moves, and indices without a request have logits of zeros. Raises ConfigError with speculative
-    decoding, which vLLM does not combine with such classes either."""
+    class it adapts (`target`). Requests without logits in a step have zeros. Raises ConfigError
+    with speculative decoding, which vLLM does not combine with such classes either."""
 
     target: ClassVar[str]
+    base_model: ClassVar[str] = ""
     shadow: ClassVar[bool] = False
     host_tokens = True
 
@@ -33,22 +34,23 @@ class VllmProcessor:
         if setup.limits.max_drafts:
             raise ConfigError(f"{self.target} cannot be combined with speculative decoding")
         self._processor = load(self.target, shadow=self.shadow)(
-            vllm_config(setup), torch.device(setup.device), False
+            vllm_config(setup, self.base_model), torch.device(setup.device), False
         )
         self.argmax_invariant = bool(self._processor.is_argmax_invariant())
+        self._batch = DenseBatch()
         self._outputs: dict[int, list[int]] = {}
-        self._removed: list[int] = []
-        self._added: dict[int, AddedRequest] = {}
+        self._gone: list[int] = []
+        self._new: dict[int, AddedRow] = {}
 
     def update(self, added: Sequence[AddedRow], removed: "np.ndarray") -> None:
         """See `LogitsProcessor.update`."""
         for row in removed.tolist():
             self._outputs.pop(row, None)
-            self._added.pop(row, None)
-            self._removed.append(row)
-        for row, params, prompt, outputs in added:
-            self._outputs[row] = outputs.tolist()
-            self._added[row] = (row, params, prompt.tolist(), self._outputs[row])
+            self._new.pop(row, None)
+            self._gone.append(row)
+        for each in added:
+            self._outputs[each.row] = each.outputs.tolist()
+            self._new[each.row] = each
 
     def apply(
         self,
@@ -58,19 +60,27 @@ class VllmProcessor:
         drafts: Callable[[], list[list[int]]],
     ) -> "Tensor":
         """See `LogitsProcessor.apply`."""
-        places = rows.tolist()
-        size = max([*places, *self._outputs], default=-1) + 1
-        update = BatchUpdate(size, self._removed, [*self._added.values()])
-        has_changed = bool(self._removed or self._added)
-        self._removed = []
-        self._added = {}
-        self._processor.update_state(update if has_changed else None)
-        if places == list(range(size)):
+        self._processor.update_state(self._update())
+        places = [self._batch.index[row] for row in rows.tolist()]
+        if places == list(range(len(self._batch))):
             whole = self._processor.apply(logits)
             return logits if whole is logits else logits.copy_(whole)
-        whole = logits.new_zeros(size, logits.shape[1])
-        whole[rows] = logits
-        return logits.copy_(self._processor.apply(whole)[rows])
+        whole = logits.new_zeros(len(self._batch), logits.shape[1])
+        whole[places] = logits
+        return logits.copy_(self._processor.apply(whole)[places])
+
+    def _update(self) -> BatchUpdate | None:
+        """Return what has changed since the last step."""
+        if not self._gone and not self._new:
+            return None
+        removed, places, moved = self._batch.change(self._gone, self._new)
+        added: list[AddedRequest] = [
+            (place, each.params, each.prompt.tolist(), self._outputs[each.row])
+            for place, each in zip(places, self._new.values(), strict=True)
+        ]
+        self._gone = []
+        self._new = {}
+        return BatchUpdate(len(self._batch), removed, added, moved)
 
     def extend(self, rows: "np.ndarray", token_ids: Sequence[Sequence[int]]) -> None:
         """See `LogitsProcessor.extend`."""
@@ -79,11 +89,15 @@ class VllmProcessor:
                 self._outputs[row] += tokens
 
 
-def vllm_config(setup: LogitsProcessorSetup) -> Any:
-    """Return the parts of vLLM's configuration that Pegboard knows of."""
+def vllm_config(setup: LogitsProcessorSetup, base_model: str) -> Any:
+    """Return the parts of vLLM's configuration that are known here. base_model: the model as the
+    user named it."""
     limits = setup.limits
     model = SimpleNamespace(
-        max_model_len=limits.max_model_len, get_vocab_size=lambda: limits.vocab_size
+        model=base_model,
+        tokenizer=base_model,
+        max_model_len=limits.max_model_len,
+        get_vocab_size=lambda: limits.vocab_size,
     )
     scheduler = SimpleNamespace(
         max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens

@@ -24,8 +24,8 @@ class MoveDirectionality(Enum):
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """What has changed in the batch since the last step. Pegboard's requests keep their rows, so
-    `moved` is always empty. batch_size: one more than the last row in use."""
+    """What has changed in the batch since the last step, to be read in the order removed, added,
+    moved. batch_size: the number of requests. The index of a request is less."""
 
     batch_size: int
     removed: Sequence[int]

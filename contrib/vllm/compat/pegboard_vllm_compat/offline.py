@@ -25,7 +25,7 @@ class LLM(pegboard.LLM):
     """`pegboard.LLM`, which also takes every field of EngineArgs."""
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        super().__init__(model, **with_processors(settings_of(settings), elsewhere=False))
+        super().__init__(model, **with_processors(settings_of(settings), model, elsewhere=False))
 
     @classmethod
     def from_engine_args(cls, args: Any) -> "LLM":

@@ -17,7 +17,7 @@ class AsyncLLM(pegboard.AsyncLLM):
     """`pegboard.AsyncLLM`, which also takes every field of EngineArgs."""
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        super().__init__(model, **with_processors(settings_of(settings), elsewhere=True))
+        super().__init__(model, **with_processors(settings_of(settings), model, elsewhere=True))
 
     @classmethod
     def from_engine_args(cls, args: Any, **more: Any) -> "AsyncLLM":

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 
 class ParserNames:
-    """Parsers by name. Files of vLLM register theirs as `@ToolParserManager.register_module("name")`."""
+    """Parsers by name. Files of vLLM write `@ToolParserManager.register_module("name")`."""
 
     parsers: ClassVar[dict[str, Any]]
 

@@ -6,10 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pegboard.log import get_logger
 from pegboard_vllm_compat.bridge import Adapted, write
 from pegboard_vllm_compat.entry_points import logits_processors
 from pegboard_vllm_compat.logits_interface import LogitsProcessor
 from pegboard_vllm_compat.targets import load
+
+log = get_logger(__name__)
 
 
 def target_of(processor: Any, *, elsewhere: bool) -> str | None:
@@ -31,25 +34,41 @@ def is_vllm_form(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, LogitsProcessor)
 
 
-def adapted(processors: Sequence[Any], *, elsewhere: bool) -> tuple[list[Any], list[Adapted]]:
-    """Return the processors, of which those in vLLM's form are named as plugins, and these."""
+def adapted(
+    processors: Sequence[Any], *, elsewhere: bool, model: str = ""
+) -> tuple[list[Any], list[Adapted]]:
+    """Return the processors, of which those in vLLM's form are named as plugins, and these. The
+    installed ones come first. model: as the user named it."""
     names: list[Any] = []
     items: list[Adapted] = []
-    for processor in processors:
+    for processor in [*_installed(), *processors]:
         target = target_of(processor, elsewhere=elsewhere)
         if target is None:
             names.append(processor)
             continue
         name = f"vllm-{target.rpartition(':')[2]}"
-        items.append(Adapted("logits_processor", name, target))
+        items.append(Adapted("logits_processor", name, target, base_model=model))
         names.append(name)
     return names, items
 
 
-def with_processors(settings: Mapping[str, Any], *, elsewhere: bool) -> dict[str, Any]:
+def _installed() -> list[str]:
+    """Return "module:Class" of the installed processors in vLLM's form, and warn of others."""
+    values = []
+    for value in logits_processors():
+        if is_vllm_form(load(value)):
+            values.append(value)
+        else:
+            log.warning("the vLLM logits processor %s is left out: it is no LogitsProcessor", value)
+    return values
+
+
+def with_processors(
+    settings: Mapping[str, Any], model: str | None, *, elsewhere: bool
+) -> dict[str, Any]:
     """Return the settings of an engine, in which classes in vLLM's form are plugins."""
-    processors = [*logits_processors(), *(settings.get("logits_processors") or ())]
-    names, items = adapted(processors, elsewhere=elsewhere)
+    processors = settings.get("logits_processors") or ()
+    names, items = adapted(processors, elsewhere=elsewhere, model=model or "")
     if not items:
         return dict(settings)
     files = settings.get("plugin_files") or []

@@ -10,7 +10,7 @@ from pegboard.interfaces.command import CommandSetup
 from pegboard_server.serve import Serve
 from pegboard_vllm_compat import finder
 from pegboard_vllm_compat.bridge import Adapted, write
-from pegboard_vllm_compat.entry_points import general, logits_processors
+from pegboard_vllm_compat.entry_points import general
 from pegboard_vllm_compat.processors import adapted
 from pegboard_vllm_compat.registered import registered_by
 from pegboard_vllm_compat.targets import new_module
@@ -53,8 +53,8 @@ def with_plugins(words: Sequence[str]) -> list[str]:
     resolvers = [item.name for item in items if item.kind == "lora_resolver"]
     if resolvers and not any(word.startswith("--lora-resolvers") for word in rest):
         rest += ["--lora-resolvers", *resolvers]
-    processors = [*logits_processors(), *_taken(rest, "--logits-processors", several=True)]
-    names, of_processors = adapted(processors, elsewhere=True)
+    processors = _taken(rest, "--logits-processors", several=True)
+    names, of_processors = adapted(processors, elsewhere=True, model=model)
     if names:
         rest += ["--logits-processors", *names]
     items += of_processors

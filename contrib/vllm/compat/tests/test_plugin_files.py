@@ -17,10 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pegboard_vllm_compat.bridge import Adapted, write
+from pegboard_vllm_compat.dense_batch import DenseBatch
 from pegboard_vllm_compat.entry_points import general, table
 from pegboard_vllm_compat.logits_adapter import VllmProcessor
-from pegboard_vllm_compat.logits_interface import BatchUpdate, LogitsProcessor
+from pegboard_vllm_compat.logits_interface import (
+    BatchUpdate,
+    LogitsProcessor,
+    process_dict_updates,
+)
 from pegboard_vllm_compat.parser_adapter import VllmReasoningParser, VllmToolParser
 from pegboard_vllm_compat.resolver_adapter import VllmResolver
 from pegboard_vllm_compat.serve import with_plugins
@@ -107,26 +114,52 @@ def row(place: int) -> AddedRow:
 
 
 @pytest.mark.usefixtures("vllm")
-def test_rows_are_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_become_a_batch_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or _this())
     adapter = Adapter(None, LogitsProcessorSetup(fake_limits(), "cpu", lambda: SETUP.vocabulary))
     assert adapter.argmax_invariant
     recorder = adapter._processor
-    adapter.update([row(0), row(2)], np.array([], int))
-    changed = adapter.apply(
-        torch.zeros(2, 3), torch.tensor([2, 0]), torch.zeros(2), lambda: [[], []]
-    )
-    assert changed.tolist() == [[2.0] * 3, [0.0] * 3]
+
+    def apply(*rows: int) -> list[float]:
+        logits = torch.zeros(len(rows), 3)
+        return adapter.apply(logits, torch.tensor(rows), torch.zeros(len(rows)), list)[
+            :, 0
+        ].tolist()
+
+    adapter.update([row(0), row(2), row(5)], np.array([], int))
+    assert apply(2, 5, 0) == [1, 2, 0]
     adapter.extend(np.array([2]), [[9]])
-    assert recorder.outputs == {0: [8], 2: [8, 9]}
-    adapter.apply(torch.zeros(1, 3), torch.tensor([2]), torch.zeros(1), lambda: [[]])
-    adapter.update([row(1)], np.array([2]))
-    adapter.update([], np.array([1]))
-    adapter.apply(torch.zeros(1, 3), torch.tensor([0]), torch.zeros(1), lambda: [[]])
+    assert recorder.outputs == {0: [8], 1: [8, 9], 2: [8]}
+    assert apply(5) == [2]
+    adapter.update([row(7)], np.array([]))
+    adapter.update([], np.array([0, 2, 7]))
+    assert apply(5) == [0]
     first, second, third = recorder.updates
-    assert first is not None and (first.batch_size, [one[0] for one in first.added]) == (3, [0, 2])
+    assert first is not None and [one[0] for one in first.added] == [0, 1, 2]
     assert second is None
-    assert third is not None and (third.removed, third.added, third.batch_size) == ([2, 1], [], 1)
+    assert third is not None and (third.batch_size, third.removed, third.added) == (1, [1], [])
+    assert [move[:2] for move in third.moved] == [(2, 0)]
+
+
+@given(st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=6), max_size=12))
+def test_a_dense_batch_follows_its_updates(steps: list[list[tuple[bool, int]]]) -> None:
+    """What a processor learns from the updates is what the batch is."""
+    batch = DenseBatch()
+    seen: dict[int, int] = {}
+    for step in steps:
+        gone = [place for is_new, place in step if not is_new]
+        new = [
+            place
+            for place in dict.fromkeys(place for is_new, place in step if is_new)
+            if place not in batch.index or place in gone
+        ]
+        removed, places, moved = batch.change(gone, new)
+        rows = dict(zip(places, new, strict=True))
+        added = [(place, rows[place], None, []) for place in places]
+        update = BatchUpdate(len(batch), removed, added, moved)
+        process_dict_updates(seen, update, lambda params, prompt, output: params)
+        assert seen == {place: each for each, place in batch.index.items()}
+        assert sorted(seen) == list(range(len(batch)))
 
 
 def _this() -> Any:
