@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,8 +43,7 @@ class VllmCommand:
 
 
 def run_words(words: Sequence[str]) -> int:
-    """Run a command line without the server, and return the exit status. Raises UsageError, and
-    what the script raises."""
+    """Run a command line without the server, and return the exit status. Raises UsageError."""
     rest = list(words)
     if rest[:1] == ["plugins"]:
         return list_plugins(rest[1:])
@@ -55,7 +55,14 @@ def run_words(words: Sequence[str]) -> int:
         return 0
     if not rest or rest[0].startswith("-"):
         raise UsageError(f"expected the path of a script, got {rest[0] if rest else 'nothing'}")
-    run_script(Path(rest[0]), rest[1:], shadow=shadow)
+    path = Path(rest[0])
+    prepare(path, rest[1:], shadow=shadow)
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except Exception:  # noqa: BLE001
+        # an error of the script is shown as Python shows it
+        traceback.print_exc()
+        return 1
     return 0
 
 
@@ -67,9 +74,10 @@ def list_plugins(words: Sequence[str]) -> int:
     return 0
 
 
-def run_script(path: Path, arguments: Sequence[str], *, shadow: bool = False) -> None:
-    """Run a script as Python would, with the package `vllm` of this distribution. Raises UsageError
-    if there is no such file, or if a real vllm is installed and `shadow` is not set."""
+def prepare(path: Path, arguments: Sequence[str], *, shadow: bool = False) -> None:
+    """Make this process ready for a script: the package `vllm`, the general plugins, sys.argv and
+    sys.path. Raises UsageError if there is no such file, or if a real vllm is installed and
+    `shadow` is not set."""
     if not path.is_file():
         raise UsageError(f"there is no script {path}")
     finder.install(shadow=shadow)
@@ -77,4 +85,3 @@ def run_script(path: Path, arguments: Sequence[str], *, shadow: bool = False) ->
         run()
     sys.argv = [str(path), *arguments]
     sys.path[0] = str(path.parent.absolute())
-    runpy.run_path(str(path), run_name="__main__")

@@ -77,3 +77,12 @@ def test_the_module_runs_a_script(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "pegboard_vllm_compat", str(tmp_path / "script.py"), "--a", "b"]
     ended = subprocess.run(words, capture_output=True, text=True, check=True)
     assert ended.stdout == "0.13 ['--a', 'b'] 3\n"
+
+
+def test_an_error_of_the_script(tmp_path: Path) -> None:
+    """It is shown with its traceback."""
+    (tmp_path / "script.py").write_text("from vllm import SamplingParams\nSamplingParams(n=0)")
+    words = [sys.executable, "-m", "pegboard_vllm_compat", str(tmp_path / "script.py")]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr and "script.py" in ended.stderr

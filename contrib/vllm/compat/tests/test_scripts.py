@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import runpy
 import shlex
 from pathlib import Path
 
 import pytest
-from pegboard_vllm_compat.command import run_script
+from pegboard_vllm_compat.command import prepare
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SLOW = {"async_llm_streaming", "logits_processor_custom_req_init", "simple_profiling"}
@@ -30,7 +31,8 @@ def words_of(script: Path) -> list[str]:
 def test_script(name: str, checkpoints: dict[str, str], tmp_path: Path) -> None:
     script = SCRIPTS / f"{name}.py"
     values = {**checkpoints, "FOLDER": str(tmp_path), "N": "3"}
-    run_script(script, [values.get(word, word) for word in words_of(script)], shadow=True)
+    prepare(script, [values.get(word, word) for word in words_of(script)], shadow=True)
+    runpy.run_path(str(script), run_name="__main__")
 
 
 PAGE = Path(__file__).parents[4] / "docs/vllm_scripts.md"
