@@ -15,6 +15,11 @@ from pegboard_vllm_compat.names import MODULES
 from pegboard.errors import UsageError
 from pegboard.interfaces.command import Command, CommandSetup
 from pegboard_testing.contract_command import CommandContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("command", "vllm-compat"))
 
 
 class TestCommand(CommandContract):
