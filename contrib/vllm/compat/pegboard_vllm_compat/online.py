@@ -1,0 +1,35 @@
+"""AsyncLLM with vLLM's constructors and `encode`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pegboard
+from pegboard import PoolingParams, PoolingRequestOutput
+from pegboard_vllm_compat.engine_args import of_args, settings_of
+from pegboard_vllm_compat.offline import PoolingOutput
+from pegboard_vllm_compat.processors import with_processors
+
+
+class AsyncLLM(pegboard.AsyncLLM):
+    """`pegboard.AsyncLLM`, which also takes every field of EngineArgs."""
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        super().__init__(model, **with_processors(settings_of(settings), model, elsewhere=True))
+
+    @classmethod
+    def from_engine_args(cls, args: Any, **more: Any) -> "AsyncLLM":
+        """Return an engine in a process of its own, with the settings of an AsyncEngineArgs."""
+        return cls(**of_args(args))
+
+    async def encode(
+        self, prompt: Any, pooling_params: PoolingParams, request_id: str, **more: Any
+    ) -> AsyncIterator[PoolingRequestOutput[Any]]:
+        """Yield the numbers that the model makes of a prompt."""
+        async for output in self.generate(prompt, pooling_params, request_id, **more):
+            numbers = PoolingOutput(array("f", output.embedding or b""))
+            yield PoolingRequestOutput(
+                output.request_id, numbers, output.prompt_token_ids, output.num_cached_tokens
+            )

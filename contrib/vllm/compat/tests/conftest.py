@@ -1,0 +1,41 @@
+"""Checkpoints for the scripts, and a process that forgets `vllm` after each test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pegboard_vllm_compat import finder
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tiny import write_adapter, write_bert, write_llama
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the scripts are given, by name."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "MODEL": str(write_llama(root / "model")),
+        "CLASSES": str(write_bert(root / "classes", num_labels=3)),
+        "SCORES": str(write_bert(root / "scores", num_labels=1)),
+        "ADAPTER_1": str(write_adapter(root / "adapter-1", 1)),
+        "ADAPTER_2": str(write_adapter(root / "adapter-2", 2)),
+    }
+
+
+@pytest.fixture
+def vllm() -> Iterator[None]:
+    """`import vllm` works during the test."""
+    argv = sys.argv
+    path = list(sys.path)
+    finder.install(shadow=True)
+    yield
+    sys.argv = argv
+    sys.path[:] = path
+    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, finder.VllmFinder)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
