@@ -13,6 +13,7 @@ MODULES = (
     "markdown",
     "message",
     "messages",
+    "panels",
     "plugins",
     "requests",
     "settings",

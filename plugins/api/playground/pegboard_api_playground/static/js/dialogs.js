@@ -17,7 +17,10 @@ function ask(dialog, value = "") {
     dialog.querySelector("[data-accept]").onclick = accept;
     dialog.querySelector("[data-cancel]").onclick = () => dialog.close();
     dialog.onkeydown = (event) => {
-      if (event.key === "Enter" && event.target === field) accept();
+      if (event.key === "Enter" && event.target === field) {
+        event.preventDefault(); // else it also presses the button that gets the focus back
+        accept();
+      }
       event.stopPropagation();
     };
     dialog.onclose = () => {

@@ -69,9 +69,11 @@ export function copyButton(textOf, label = "Copy") {
   return node;
 }
 
-/** Say a text to screen readers, and nowhere else. */
+/** Let screen readers say a text after what they say now. */
 export function announce(text) {
-  byId("announcer").textContent = text;
+  const log = byId("announcer");
+  log.append(element("p", { text }));
+  while (log.children.length > 20) log.firstChild.remove();
 }
 
 /** Make a text field as high as its text. */

@@ -5,8 +5,9 @@ import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { askKey, askTitle, confirmRemoval, isDialogOpen, showHelp } from "./dialogs.js";
 import { announce, byId, element, number } from "./dom.js";
-import { titleOf } from "./message.js";
+import { Sentences, titleOf } from "./message.js";
 import { MessageList } from "./messages.js";
+import { closePanels, selectTab, startPanels, startTabs } from "./panels.js";
 import { PluginsTab } from "./plugins.js";
 import { SettingsPanel } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
@@ -16,7 +17,6 @@ import { asJson, asMarkdown, download, fileName, fromJson } from "./transfer.js"
 
 // Two servers may share an origin, below different paths.
 const PREFIX = `pegboard:${location.pathname}:`;
-const NARROW = matchMedia("(max-width: 52rem)");
 
 const store = new Store(localStorage, PREFIX);
 const api = new Api(askKey, sessionStorage);
@@ -36,6 +36,7 @@ let models = [];
 let current = store.list()[0] ?? newConversation();
 /** Conversations with an answer that is being generated, by id. They are newer than the storage. */
 const busy = new Map();
+let speech = new Sentences();
 
 // --- conversations
 
@@ -105,13 +106,16 @@ async function run(ask) {
   const conversation = current;
   if (chat.isRunning(conversation.id)) return;
   busy.set(conversation.id, conversation);
+  speech = new Sentences();
   await ask();
-  const isThere = busy.delete(conversation.id);
-  if (!isThere) store.remove(conversation.id); // it was deleted while the answer was written
-  const { error, finish } = conversation.messages.at(-1);
+  busy.delete(conversation.id);
+  if (conversation.id !== current.id) return;
+  const { content, error, finish } = conversation.messages.at(-1);
+  if (content) announce(speech.next(content, true));
   announce(error ?? (finish === "stopped" ? "The answer was stopped" : "The answer is complete"));
 }
 
+/** Conversations that were deleted meanwhile are not busy any more. */
 function onMessages(conversation) {
   if (!busy.has(conversation.id)) return;
   conversation.updated = Date.now();
@@ -123,6 +127,8 @@ function onMessages(conversation) {
 function onGrowth(conversation) {
   if (conversation.id !== current.id) return;
   messages.grow();
+  const sentences = speech.next(conversation.messages.at(-1).content, false);
+  if (sentences) announce(sentences);
   showUsage();
 }
 
@@ -165,11 +171,9 @@ function showUsage() {
   byId("usage").textContent = limit ? `${number(count)} of ${number(limit)} tokens` : "";
 }
 
-function onSettings() {
+function onSettings(name) {
   keep(current);
-  if (byId("log").querySelector(".tokens") || current.settings.logprobs) {
-    messages.show(current, chat.isRunning(current.id));
-  }
+  if (name === "logprobs") messages.show(current, chat.isRunning(current.id));
 }
 
 /** Show a message above the field for the prompt. retry: what a button does about it. */
@@ -202,34 +206,7 @@ async function importFile(event) {
   }
 }
 
-// --- tabs and panels
-
-function selectTab(name) {
-  for (const tab of ["chat", "plugins"]) {
-    const isSelected = tab === name;
-    byId(`${tab}-tab`).setAttribute("aria-selected", String(isSelected));
-    byId(`${tab}-tab`).tabIndex = isSelected ? 0 : -1;
-    byId(`${tab}-panel`).hidden = !isSelected;
-  }
-  if (name === "plugins") plugins.open();
-}
-
-/** panel: "sidebar" or "settings". */
-function toggle(panel, isOpen) {
-  document.body.classList.toggle(`${panel}-open`, isOpen);
-  byId(`${panel}-toggle`).setAttribute("aria-expanded", String(isOpen));
-  byId(panel).inert = !isOpen;
-  if (panel === "settings" && isOpen) settings.fit();
-}
-
-const isOpen = (panel) => document.body.classList.contains(`${panel}-open`);
-
-/** On a narrow screen the panels cover the conversation. */
-function closePanels() {
-  if (!NARROW.matches) return;
-  toggle("sidebar", false);
-  toggle("settings", false);
-}
+// --- the page
 
 function onKey(event) {
   const isTyping = event.target.matches("input, textarea, select");
@@ -243,20 +220,25 @@ function onKey(event) {
   event.preventDefault();
 }
 
-function onTabKey(event) {
-  if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
-  const other = event.target.id === "chat-tab" ? "plugins" : "chat";
-  selectTab(other);
-  byId(`${other}-tab`).focus();
+/** Another tab of the browser has changed the storage. */
+function onOtherTab(event) {
+  if (event.key === PREFIX + current.id && !busy.has(current.id)) {
+    current = store.get(current.id) ?? current;
+    show();
+  } else sidebar.show(store.list(), current.id);
+}
+
+/** The page is left while answers are being generated. The server ends them. */
+function keepUnfinished() {
+  for (const conversation of busy.values()) {
+    conversation.messages.at(-1).finish = "stopped";
+    store.save(conversation);
+  }
 }
 
 function start() {
   const clicks = {
     "new-conversation": create,
-    "sidebar-toggle": () => toggle("sidebar", !isOpen("sidebar")),
-    "settings-toggle": () => toggle("settings", !isOpen("settings")),
-    "settings-close": () => toggle("settings", false),
-    backdrop: closePanels,
     help: showHelp,
     import: () => byId("file").click(),
     "export-all": exportAll,
@@ -266,12 +248,8 @@ function start() {
       api.forgetKey();
       byId("forget-key").hidden = true;
     },
-    "chat-tab": () => selectTab("chat"),
-    "plugins-tab": () => selectTab("plugins"),
   };
   for (const [id, listener] of Object.entries(clicks)) byId(id).addEventListener("click", listener);
-  byId("chat-tab").addEventListener("keydown", onTabKey);
-  byId("plugins-tab").addEventListener("keydown", onTabKey);
   byId("file").addEventListener("change", importFile);
   byId("model").addEventListener("change", (event) => {
     current.settings.model = event.target.value;
@@ -280,10 +258,11 @@ function start() {
     showUsage();
   });
   document.addEventListener("keydown", onKey);
-  window.addEventListener("storage", () => sidebar.show(store.list(), current.id));
+  window.addEventListener("storage", onOtherTab);
+  window.addEventListener("pagehide", keepUnfinished);
   startTheme(localStorage);
-  toggle("sidebar", !NARROW.matches);
-  toggle("settings", false);
+  startPanels(() => settings.fit());
+  startTabs((name) => name === "plugins" && plugins.open());
   show();
   composer.focus();
   loadModels();

@@ -70,6 +70,19 @@ export function openCalls(answer, messages) {
   return answer.tool_calls.filter((call) => !results.has(call.id));
 }
 
+/** Takes a growing text apart for screen readers: next() returns the whole sentences that were not
+ * returned yet, and with isComplete the rest. */
+export class Sentences {
+  #length = 0;
+
+  next(text, isComplete) {
+    const rest = text.slice(this.#length);
+    const end = isComplete ? rest.length : (rest.match(/^[\s\S]*(?:[.!?:](?=\s)|\n)/)?.[0].length ?? 0);
+    this.#length += end;
+    return rest.slice(0, end).trim();
+  }
+}
+
 /** The first line of what the user said, as the title of a conversation. */
 export function titleOf(text) {
   const line = text.trim().split("\n")[0];

@@ -21,10 +21,13 @@ export class MessageList {
   #last = null;
   #drawing = null;
   #cost = 0;
+  #wasAtEnd = true;
 
   constructor(log, actions) {
     this.#log = log;
     this.#actions = actions;
+    log.addEventListener("scroll", () => (this.#wasAtEnd = this.#isAtEnd()));
+    new ResizeObserver(() => this.#wasAtEnd && this.#toEnd()).observe(log);
   }
 
   /** Show all messages. */

@@ -6,7 +6,7 @@ import { readSchema, readTools } from "./requests.js";
 
 const TEXTS = { system: null, stop: null, tools: readTools, schema: readSchema };
 
-/** onChange: called after a setting of the shown conversation has changed. */
+/** onChange(name): called after a setting of the shown conversation has changed. */
 export class SettingsPanel {
   #settings = null;
   #fields = FIELDS;
@@ -50,7 +50,7 @@ export class SettingsPanel {
 
   #set(name, value) {
     this.#settings[name] = value;
-    this.#onChange();
+    this.#onChange(name);
   }
 
   #readNumber(name) {
@@ -84,7 +84,7 @@ export class SettingsPanel {
     for (const { name } of FIELDS) this.#settings[name] = null;
     this.#settings.stop = "";
     this.show(this.#settings, { max_model_len: this.#fields.find(({ name }) => name === "max_tokens").max });
-    this.#onChange();
+    this.#onChange("stop");
   }
 }
 

@@ -3,7 +3,7 @@
 
 import { byId, element } from "./dom.js";
 
-const STEPS = [0.2, 0.5, 0.8, 0.95];
+const STEPS = [0.05, 0.25, 0.6, 0.9];
 
 /** The step of a probability: 0 = unlikely … 4 = nearly sure. */
 export const stepOf = (logprob) => STEPS.filter((limit) => Math.exp(logprob) >= limit).length;
