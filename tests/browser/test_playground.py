@@ -35,6 +35,8 @@ EVIL = (
     "<iframe src='http://foreign.example'></iframe><b style='position: fixed'>bold</b>\n\n**kept**"
 )
 TOOLS = '[{"name": "add", "parameters": {"type": "object"}}]'
+CODE = "Write a Python function that says hello to a name. Then explain it in one line."
+PROSE = "What is a pegboard good for? Answer in two sentences."
 SCHEMES = ("light", "dark")
 
 
@@ -168,7 +170,9 @@ def test_an_answer_can_be_stopped(fake: tuple[str, FakeEngineClient], open_page:
     page = ready(open_page(address))
     num_aborted = len(engine.aborted)
     ask(page, "long")
-    page.wait_for_function("() => document.querySelector('.answer > .content').innerText.length > 20")
+    page.wait_for_function(
+        "() => document.querySelector('.answer > .content').innerText.length > 20"
+    )
     page.keyboard.press("Escape")
     text = finished(page, 1)
     assert 20 < len(text) < len(LONG) - 20
@@ -263,9 +267,7 @@ def test_reasoning_is_folded_and_calls_are_answered(
     assert page.locator(".call h4").all_inner_texts() == ["Result", "Result"]
 
 
-def test_settings_are_sent_and_checked(
-    fake: tuple[str, FakeEngineClient], open_page: Open
-) -> None:
+def test_settings_are_sent_and_checked(fake: tuple[str, FakeEngineClient], open_page: Open) -> None:
     address, _ = fake
     page = ready(open_page(address))
     page.click("#settings-toggle")
@@ -434,7 +436,11 @@ def test_pictures(server: Server, open_page: Open) -> None:
     folder = os.environ.get("PEGBOARD_TEST_PICTURES")
     if not folder:
         pytest.skip("needs PEGBOARD_TEST_PICTURES, a folder")
-    for name, scheme, width in (("light", "light", 1120), ("dark", "dark", 1120), ("phone", "light", 390)):
+    for name, scheme, width in (
+        ("light", "light", 1120),
+        ("dark", "dark", 1120),
+        ("phone", "light", 390),
+    ):
         page = open_page(server.url, color_scheme=scheme, viewport={"width": width, "height": 700})
         ready(page)
         page.evaluate("document.querySelector('#settings-toggle').click()")
@@ -445,8 +451,9 @@ def test_pictures(server: Server, open_page: Open) -> None:
             page.locator("#logprobs").check()
         else:
             page.click("#settings-close")
-        ask(page, "Write a Python function that says hello to a name. Then explain it in one line.")
+        ask(page, PROSE if name == "dark" else CODE)
         finished(page, 1)
         if name == "dark":
-            page.locator(".token").nth(12).hover()
+            page.evaluate("() => document.querySelector('#settings .scroll').scrollTo(0, 0)")
+            page.locator(".token").nth(21).hover()
         page.screenshot(path=Path(folder) / f"playground-{name}.png")

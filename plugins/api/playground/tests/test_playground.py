@@ -28,9 +28,7 @@ FIRST_NODE = (20, 19)
 
 def make_client(**settings: object) -> TestClient:
     api = PlaygroundApi(None, ApiSetup(None))
-    app = build_app(
-        [("playground", api, PLAYGROUND)], FakeEngineClient(), ServerConfig(**settings)
-    )
+    app = build_app([("playground", api, PLAYGROUND)], FakeEngineClient(), ServerConfig(**settings))
     return TestClient(app, follow_redirects=False)
 
 
@@ -58,8 +56,7 @@ def test_a_file_has_strict_headers(client: TestClient, name: str) -> None:
     assert answer.status_code == 200
     assert answer.content == (STATIC / (name or "index.html")).read_bytes()
     directives = dict(
-        part.strip().split(" ", 1)
-        for part in answer.headers["Content-Security-Policy"].split(";")
+        part.strip().split(" ", 1) for part in answer.headers["Content-Security-Policy"].split(";")
     )
     assert directives == {
         "default-src": "'none'",
@@ -211,7 +208,9 @@ def test_nothing_is_inline(name: str) -> None:
         assert not re.search(r"\sstyle=|\son\w+=|<style|javascript:", source)
         assert re.findall(r"<script[^>]*>([^<]*)", source) == [""]
     if name.endswith(".js"):
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|\beval\(|new Function", source)
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|\beval\(|new Function", source
+        )
 
 
 @pytest.mark.parametrize("name", MODULES)
