@@ -14,8 +14,11 @@ from pegboard_api_playground.page import PlaygroundApi, read_files
 from pegboard_api_playground.plugin import PLAYGROUND
 from starlette.testclient import TestClient
 
+from pegboard.cli.main import command_setup
 from pegboard.interfaces.api import ApiSetup
+from pegboard.plugins.defaults import default_enabled
 from pegboard_server.app import build_app
+from pegboard_server.serve import make_parser
 from pegboard_server.settings import ServerConfig
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_client import FakeEngineClient
@@ -150,10 +153,11 @@ def test_the_page_needs_no_key() -> None:
 
 
 def test_it_is_off_unless_enabled() -> None:
-    from pegboard.plugins.defaults import default_enabled
-
     assert "playground" not in default_enabled("api")
     assert PLAYGROUND.switches["/playground"] == "--playground"
+    parser = make_parser(command_setup("serve"))
+    assert parser.parse_settings([])[0].plugins.enable == []
+    assert parser.parse_settings(["--playground"])[0].plugins.enable == ["api:playground"]
 
 
 # --- what the files refer to ----------------------------------------------------------------------
