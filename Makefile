@@ -1,5 +1,5 @@
 # make demo    one chat answer from the default model, through the server and the openai client
-# make serve   the server on 127.0.0.1:8000 until Ctrl-C
+# make serve   the server on 127.0.0.1:8000 until Ctrl-C, with the playground
 # make test    every test
 # make nightly every test, with those that take too long for every run
 # make check   the tests near to what you changed, in three minutes; BASE=COMMIT: since that commit
@@ -41,7 +41,7 @@ demo: model
 	$(BIN)/python examples/demo.py
 
 serve: setup
-	$(BIN)/pegboard serve
+	$(BIN)/pegboard serve --playground
 
 test: model
 	$(BIN)/python tests/run.py $(ARGS)
