@@ -29,6 +29,7 @@ DATA = [path for project in PROJECTS for path in sorted(project.parent.glob("peg
 ACTIONS = {
     "plugins": {
         "list",
+        "add",
         "show",
         "why",
         "doctor",
@@ -54,6 +55,7 @@ FOREIGN = {
     ),
     **dict.fromkeys(("--cpunodebind", "--membind"), "numactl"),
     "--cpu-list": "taskset",
+    "--shadow": "of pegboard vllm-compat, which reads it before the words of a script",
     "--group-add": "docker",
     "--import-mode": "pytest",
     "--param": "gcc",

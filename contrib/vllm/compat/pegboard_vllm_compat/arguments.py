@@ -12,7 +12,7 @@ from pegboard_vllm_compat.engine_args import value_of
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
     """Flags may be written with `_` or `-`. `--config FILE.yaml` holds flags by name, and those of
-    the command line come before it. `--flag.key value` and `--flag.list+ value` set parts of a flag
+    the command line come before it. `--NAME.key value` and `--NAME.list+ value` set parts of a flag
     that takes JSON, and `-O2` is `-O 2`."""
 
     def parse_known_args(  # type: ignore[override]
