@@ -41,7 +41,7 @@ ACTIONS = {
         "test",
         "compat",
     },
-    "bench": {"latency", "throughput", "serve", "startup"},
+    "bench": {"sweep", "latency", "throughput", "serve", "startup"},
 }
 """Commands that are followed by a second word."""
 

@@ -14,6 +14,7 @@ MEASUREMENTS = {
     "throughput": "tokens per second for many requests at once, in this process",
     "serve": "a running server under load: time to first token, between tokens, throughput",
     "startup": "seconds until a model is loaded, in fresh processes",
+    "sweep": "a server with each set of parameters, and pictures of the results",
 }
 """Maps each measurement to its line in the list."""
 
