@@ -5,8 +5,8 @@ tested in tests/parity."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,8 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from pegboard.errors import ModelError
+from pegboard.interfaces.model import Model
+from pegboard.layers import Build
 from pegboard.ops import REFERENCES
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_model import ModelContract
 from pegboard_testing.fake_build import fake_build, load_layers
 
 CONFIG: dict[str, Any] = {
@@ -275,3 +278,23 @@ def test_an_odd_value_is_a_model_error_or_makes_no_difference(value: Any) -> Non
     for key in KEYS:
         with contextlib.suppress(ModelError):
             LlamaModel({**CONFIG, "sliding_window": 3, key: value}, fake_build())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+class TestModels(ModelContract):
+    wrong_values: ClassVar[dict[str, Any]] = {"hidden_size": "16", "vocab_size": None}
+
+    @pytest.fixture(autouse=True)
+    def _chosen(self, variant: str) -> None:
+        self.config = {**CONFIG, **VARIANTS[variant]}
+
+    def model(self, config: Mapping[str, Any], build: Build) -> Model:
+        made: Model = CLASSES.get(config.get("model_type", "llama"), LlamaModel)(config, build)
+        return made
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        tensors = make_tensors(dict(self.config))
+        return {name: tensors[name] for name in built(dict(self.config), tensors)[1]}
+
+    def logits(self, weights: dict[str, Tensor], ids: Tensor) -> Tensor:
+        return Formulas(dict(self.config), weights, set(weights)).logits(ids)
