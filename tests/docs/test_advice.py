@@ -40,6 +40,8 @@ ACTIONS = {
         "new",
         "test",
         "compat",
+        "record",
+        "replay",
     },
     "bench": {"sweep", "latency", "throughput", "serve", "startup"},
 }

@@ -9,3 +9,7 @@ NEW = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.scaffold
 TEST = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.conformance:Conformance")
 
 COMPAT = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.compat:Compat")
+
+RECORD = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.streams:Record")
+
+REPLAY = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.streams:Replay")
