@@ -73,6 +73,16 @@ def test_every_weight_is_replaced(
             check(llm, reference, PROMPTS)
 
 
+def test_an_engine_that_was_started_without_weights_takes_them(
+    write: Callable[..., Reference], open_llm: Callable[..., LLM]
+) -> None:
+    """The weight loader fits the new files, not those that the engine was started with."""
+    new = write("llama")
+    with open_llm(new.directory, block_size=16, load_format="dummy") as llm:
+        llm.update_weights(new.directory)
+        check(llm, new, PROMPTS)
+
+
 def test_what_connectors_keep_is_not_found_by_other_weights(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:

@@ -87,14 +87,15 @@ class Chooser:
     ) -> Decision:
         """Choose as `choose` does without an explicit name."""
         check_kind(kind)
-        if locked := self._from_lock(kind, need, key):
+        wanted = None if among is None else set(among)
+        locked = self._from_lock(kind, need, key)
+        if locked is not None and (wanted is None or locked.winner in wanted):
             return locked
         preferred = []
         for name in prefers:
             # a preferred plugin that is not installed or not allowed is ignored
             with suppress(PluginError):
                 preferred.append(self._catalogue.find(kind, name))
-        wanted = None if among is None else set(among)
         entries = [
             entry
             for entry in self._catalogue.scan.entries
