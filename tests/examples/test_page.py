@@ -46,6 +46,6 @@ def test_every_script_says_how_to_run_it_and_is_short() -> None:
     for folder in ("offline", "online"):
         for path in (EXAMPLES / folder).glob("*.py"):
             text = path.read_text("utf-8")
-            assert f"python examples/{folder}/{path.name}" in text.split('"""')[1], path
+            assert f" examples/{folder}/{path.name}" in text.split('"""')[1], path
             assert '\nif __name__ == "__main__":\n' in text, path
             assert len(text.splitlines()) <= 90, f"{path} should have one idea"
