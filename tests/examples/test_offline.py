@@ -42,6 +42,10 @@ WITH_TINY_MODELS = {
     "reproducibility": ("--model MODEL", [r"(?s)(the same: True.*){3}"]),
     "rlhf": ("--model MODEL", [r"(?s)norm 1\.000: (.+?)\n.+ -1\.000: (?!\1\n).+ 1\.000: \1\n"]),
     "rlhf_colocate": ("--model MODEL", [r"sleeps: True", r"only: False", r"same text: True"]),
+    "rlhf_online_quant": (
+        "--model MODEL --trained TRAINED",
+        [r"model: (.+)\n.+trained: (?!\1\n).+\n.+model: \1\n"],
+    ),
     "embed": ("--model VECTORS", [r"32 numbers, cosine to the first 1\.000", r"first 0\.\d"]),
     "classify": ("--model CLASSES", [r"(?s)(class \d of \[0\.\d+, 0\.\d+, 0\.\d+\].*){3}"]),
     "score": ("--model SCORES", [r"(?s)(0\.\d{4} The capital.*){2}"]),

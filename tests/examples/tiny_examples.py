@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertModel,
@@ -35,6 +37,16 @@ def write_model(folder: Path) -> Path:
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}))
+    return folder
+
+
+def write_trained(folder: Path, model: Path) -> Path:
+    """Write the same model with its layers in the other order."""
+    shutil.copytree(model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    names = {name: name.translate(str.maketrans("01", "10")) for name in tensors}
+    changed = {name: tensors[other].clone() for name, other in names.items()}
+    save_file(changed, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
@@ -99,8 +111,10 @@ def write_speculator(folder: Path) -> tuple[Path, Path]:
 def write_all(root: Path) -> dict[str, Path]:
     """Write everything, and return the folders by the words that stand for them."""
     target, speculator = write_speculator(root / "drafts")
+    model = write_model(root / "model")
     return {
-        "MODEL": write_model(root / "model"),
+        "MODEL": model,
+        "TRAINED": write_trained(root / "trained", model),
         "VECTORS": write_vectors(root / "vectors"),
         "CLASSES": write_bert(root / "classes", num_labels=3),
         "SCORES": write_bert(root / "scores", num_labels=1),
