@@ -46,14 +46,14 @@ def test_demo(smollm2_gguf: Path, tmp_path: Path) -> None:
     assert numbers and int(numbers[1]) > 0 < float(numbers[2]) and 20 < int(numbers[3]) <= 80
 
 
-def test_offline_generate(smollm2_gguf: Path, tmp_path: Path) -> None:
-    printed = run("offline_generate.py", tmp_path)
+def test_basic(smollm2_gguf: Path, tmp_path: Path) -> None:
+    printed = run("offline/basic.py", tmp_path)
     assert "'The capital of France is' -> " in printed and "Paris" in printed
     assert "'A paged KV cache is' -> " in printed and "red" in printed.lower()
 
 
-def test_offline_data_parallel(smollm2_gguf: Path, tmp_path: Path) -> None:
-    printed = run("offline_data_parallel.py", tmp_path)
+def test_data_parallel(smollm2_gguf: Path, tmp_path: Path) -> None:
+    printed = run("offline/data_parallel.py", tmp_path)
     assert "'The capital of France is' -> " in printed and "Paris" in printed
     assert len(printed.splitlines()) == 4
 

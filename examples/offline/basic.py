@@ -1,4 +1,7 @@
-"""Offline generation: several prompts at once, in this process."""
+"""Offline generation: several prompts at once, in this process.
+
+python examples/offline/basic.py
+"""
 
 from pegboard import LLM, SamplingParams
 

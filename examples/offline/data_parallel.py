@@ -1,5 +1,8 @@
 """Offline generation on two engines, each in a process of its own. `AsyncLLM` spreads the prompts
-over them."""
+over them.
+
+python examples/offline/data_parallel.py
+"""
 
 import asyncio
 
