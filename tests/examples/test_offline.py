@@ -41,6 +41,10 @@ WITH_TINY_MODELS = {
     "prefix_caching": ("--model MODEL", [r"\[0, 0, 0\]", r"\[1\d\d, ", r"same texts: True"]),
     "reproducibility": ("--model MODEL", [r"(?s)(the same: True.*){3}"]),
     "rlhf": ("--model MODEL", [r"(?s)norm 1\.000: (.+?)\n.+ -1\.000: (?!\1\n).+ 1\.000: \1\n"]),
+    "skip_loading_weights": (
+        "--model MODEL",
+        [r"random weights: (.+)\nreal weights: (?!\1\n)"],
+    ),
     "rlhf_colocate": ("--model MODEL", [r"sleeps: True", r"only: False", r"same text: True"]),
     "rlhf_online_quant": (
         "--model MODEL --trained TRAINED",
