@@ -28,7 +28,6 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSetup,
     WeightPiece,
 )
-from pegboard_weight_loader_safetensors.header import Header, read_header
 from pegboard_weight_loader_safetensors.share_writer import ShareWriter
 from pegboard_weight_loader_safetensors.shares import (
     DESCRIPTION,
@@ -40,6 +39,7 @@ from pegboard_weight_loader_safetensors.shares import (
     share_file,
     write_index,
 )
+from pegboard_weights.safetensors_header import Header, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor

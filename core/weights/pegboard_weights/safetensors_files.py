@@ -1,0 +1,96 @@
+"""Describes a directory of safetensors files. This module does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.weight_loader import Checkpoint, TensorEntry
+from pegboard_weights.checkpoint_files import described, read_weight_map
+from pegboard_weights.safetensors_header import Header, read_header
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.model_source import LocalFiles
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def describe_safetensors(format: str, files: "LocalFiles") -> Checkpoint:
+    """Return the description of a directory with safetensors files, or of one such file next to its
+    config.json. format: the name of the loader. Raises ModelError."""
+    headers, tensors = _read_index(files.root)
+    directory = files.root if files.root.is_dir() else files.root.parent
+    return described(format, files, tensors, stamps_of(directory, headers))
+
+
+def stamps_of(directory: Path, headers: Mapping[str, Header]) -> dict[str, str]:
+    """Return the header, size and modification time of every file, as text."""
+    return {
+        name: f"{header.sha256}:{header.file_bytes}:{(directory / name).stat().st_mtime_ns}"
+        for name, header in headers.items()
+    }
+
+
+def _read_index(root: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
+    """Return the headers by file, and the tensors of the model: those of a single file, or those
+    that an index file assigns to several files."""
+    if root.is_file():
+        header = read_header(root)
+        return {root.name: header}, header.tensors
+    indexes = (
+        [root / INDEX]
+        if (root / INDEX).is_file()
+        else sorted(root.glob("*.safetensors.index.json"))
+    )
+    if (root / SINGLE).is_file() and not (root / INDEX).is_file():
+        indexes = []
+    if len(indexes) > 1:
+        raise ModelError(
+            f"{root} contains several models: {', '.join(path.name for path in indexes)}; "
+            f"expected {INDEX}"
+        )
+    if indexes:
+        return _read_shards(indexes[0])
+    path = root / SINGLE if (root / SINGLE).is_file() else _only_file(root)
+    header = read_header(path)
+    return {path.name: header}, header.tensors
+
+
+def _read_shards(index: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
+    weight_map = read_weight_map(index, (".safetensors",))
+    headers = {file: read_header(index.parent / file) for file in sorted(set(weight_map.values()))}
+    tensors = {}
+    for name, file in weight_map.items():
+        entry = headers[file].tensors.get(name)
+        if entry is None:
+            raise ModelError(f"{index} places tensor {name!r} in {file}, which does not contain it")
+        tensors[name] = entry
+    return headers, tensors
+
+
+def _only_file(root: Path) -> Path:
+    if not root.is_dir():
+        raise ModelError(f"there is no model directory {root}")
+    files = sorted(
+        path for path in root.glob("*.safetensors") if not path.name.startswith("adapter_")
+    )
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = ", ".join(path.name for path in files[:8])
+        raise ModelError(
+            f"{root} contains {len(files)} safetensors files ({names}) and no {INDEX} that says "
+            "what each of them contains"
+        )
+    pickled = sorted(path.name for pattern in PICKLED for path in root.glob(pattern))
+    if pickled:
+        raise ModelError(
+            f"{root} contains only pickled weights ({', '.join(pickled[:4])}). This load format "
+            "does not read them. If they are plain tensors, --load-format pt reads them without "
+            "running any code of theirs"
+        )
+    raise ModelError(f"{root} contains no weights: expected {SINGLE}, or {INDEX} and its shards")
