@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from pegboard.data.checkpoint_file import read_object
 from pegboard.errors import ModelError
@@ -38,19 +38,32 @@ in that of a whole model."""
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """path: the file that the config was read from. config: in the shape of Hugging Face.
+    rope_style: see Checkpoint."""
+
+    path: Path
+    config: dict[str, Any]
+    rope_style: Literal["halves", "pairs"] = "halves"
+
+
 def described(
     format: str,
     files: "LocalFiles",
     tensors: Mapping[str, TensorEntry],
     stamps: Mapping[str, str],
+    source: ConfigSource | None = None,
 ) -> Checkpoint:
     """Return the description of a checkpoint. format: the name of the loader. tensors: as the files
     name them. stamps: file name → what changes with the content of the file, used where the source
-    knows no digest. Raises ModelError for a config that is missing or damaged."""
+    knows no digest. source: where the config is from, if not from config.json. Raises ModelError
+    for a config that is missing or damaged."""
     directory = files.root if files.root.is_dir() else files.root.parent
-    config = read_config(directory)
+    source = source or ConfigSource(directory / "config.json", read_config(directory))
+    config = source.config
     tensors = of_whole_model(tensors)
-    check_config(directory / "config.json", config, tensors.values())
+    check_config(source.path, config, tensors.values())
     return Checkpoint(
         format=format,
         path=directory,
@@ -59,10 +72,11 @@ def described(
         tensors=tensors,
         tokenizer=TokenizerPayload("hf", directory=directory),
         quantization=quantization_config(config, directory),
+        rope_style=source.rope_style,
         dtype=config_dtype(config) or main_dtype(tensors),
         chat_template=chat_template(directory),
         generation_config=read_optional(directory / "generation_config.json"),
-        digest=digest(directory / "config.json", stamps, files.digests),
+        digest=digest(source.path, stamps, files.digests),
     )
 
 

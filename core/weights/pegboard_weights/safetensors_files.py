@@ -1,14 +1,19 @@
-"""Describes a directory of safetensors files. This module does not import torch."""
+"""Describes a directory of safetensors files, and reads them. Only reading imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.weight_loader import Checkpoint, TensorEntry
-from pegboard_weights.checkpoint_files import described, read_weight_map
+from pegboard.interfaces.weight_loader import (
+    Checkpoint,
+    TensorEntry,
+    WantedWeight,
+    WeightPiece,
+)
+from pegboard_weights.checkpoint_files import by_file, described, read_weight_map
 from pegboard_weights.safetensors_header import Header, read_header
 
 if TYPE_CHECKING:
@@ -35,6 +40,24 @@ def stamps_of(directory: Path, headers: Mapping[str, Header]) -> dict[str, str]:
     }
 
 
+def mapped_tensors(checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
+    """Yield the wanted tensors of safetensors files, in file order, as views of the mapped files.
+    Raises ModelError for a file that has changed."""
+    from safetensors import SafetensorError, safe_open
+
+    for file, entries in by_file(checkpoint, wanted).items():
+        path = checkpoint.path / file
+        try:
+            with safe_open(path, framework="pt") as opened:
+                for entry in entries:
+                    data = opened.get_tensor(entry.key or entry.name)
+                    yield WeightPiece(entry.name, entry.stored, tuple(data.shape), data)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{path} has changed since it was described, or is damaged: {error}"
+            ) from error
+
+
 def _read_index(root: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
     """Return the headers by file, and the tensors of the model: those of a single file, or those
     that an index file assigns to several files."""
@@ -54,13 +77,15 @@ def _read_index(root: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
             f"expected {INDEX}"
         )
     if indexes:
-        return _read_shards(indexes[0])
+        return read_shards(indexes[0])
     path = root / SINGLE if (root / SINGLE).is_file() else _only_file(root)
     header = read_header(path)
     return {path.name: header}, header.tensors
 
 
-def _read_shards(index: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
+def read_shards(index: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
+    """Return the headers by file, and the tensors that an index file assigns to the files. Raises
+    ModelError."""
     weight_map = read_weight_map(index, (".safetensors",))
     headers = {file: read_header(index.parent / file) for file in sorted(set(weight_map.values()))}
     tensors = {}

@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import (
     Checkpoint,
     WantedWeight,
     WeightLoaderSetup,
     WeightPiece,
 )
-from pegboard_weights.checkpoint_files import by_file
-from pegboard_weights.safetensors_files import describe_safetensors
+from pegboard_weights.safetensors_files import describe_safetensors, mapped_tensors
 
 if TYPE_CHECKING:
     from pegboard.interfaces.model_source import LocalFiles
@@ -30,17 +28,4 @@ class SafetensorsLoader:
     def tensors(
         self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]
     ) -> Iterator[WeightPiece]:
-        """Yields views of the mapped files."""
-        from safetensors import SafetensorError, safe_open
-
-        for file, entries in by_file(checkpoint, wanted).items():
-            path = checkpoint.path / file
-            try:
-                with safe_open(path, framework="pt") as opened:
-                    for entry in entries:
-                        data = opened.get_tensor(entry.key or entry.name)
-                        yield WeightPiece(entry.name, entry.stored, tuple(data.shape), data)
-            except (SafetensorError, OSError) as error:
-                raise ModelError(
-                    f"{path} has changed since it was described, or is damaged: {error}"
-                ) from error
+        return mapped_tensors(checkpoint, wanted)
