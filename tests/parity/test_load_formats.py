@@ -67,10 +67,28 @@ def as_mistral(folder: Path) -> None:
     (folder / "config.json").unlink()
 
 
+def as_tensorizer(folder: Path) -> None:
+    from tensorizer import TensorSerializer
+
+    weights = folder / "model.safetensors"
+    serializer = TensorSerializer(str(folder / "model.tensors"))
+    serializer.write_state_dict(load_file(weights))
+    serializer.close()
+    weights.unlink()
+
+
 FORMATS: dict[str, Callable[[Path], None]] = {
     "pt": as_pickles,
     "npcache": as_pickles,
     "mistral": as_mistral,
+    "fastsafetensors": lambda folder: None,
+    "runai_streamer": lambda folder: None,
+    "tensorizer": as_tensorizer,
+}
+LIBRARIES = {
+    "fastsafetensors": "fastsafetensors",
+    "runai_streamer": "runai_model_streamer",
+    "tensorizer": "tensorizer",
 }
 
 
@@ -88,6 +106,8 @@ def test_a_load_format_gives_the_same_logprobs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if name in LIBRARIES:
+        pytest.importorskip(LIBRARIES[name])
     monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "model"
     shutil.copytree(model[0], folder)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,18 @@ from pegboard_weights.checkpoint_files import by_file, described, read_weight_ma
 from pegboard_weights.safetensors_header import Header, read_header
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pegboard.interfaces.model_source import LocalFiles
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+Reader = Callable[[Path, Sequence[str]], "Iterator[Tensor]"]
+"""Yields the tensors of a safetensors file that have these keys, in this order. Raises ModelError
+for a file that has changed."""
 
 
 def describe_safetensors(format: str, files: "LocalFiles") -> Checkpoint:
@@ -40,22 +48,39 @@ def stamps_of(directory: Path, headers: Mapping[str, Header]) -> dict[str, str]:
     }
 
 
-def mapped_tensors(checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
-    """Yield the wanted tensors of safetensors files, in file order, as views of the mapped files.
-    Raises ModelError for a file that has changed."""
-    from safetensors import SafetensorError, safe_open
-
+def read_tensors(
+    checkpoint: Checkpoint, wanted: Iterable[WantedWeight], read: Reader
+) -> Iterator[WeightPiece]:
+    """Yield the wanted tensors of safetensors files, in file order. Raises ModelError for a file
+    that has changed."""
     for file, entries in by_file(checkpoint, wanted).items():
         path = checkpoint.path / file
-        try:
-            with safe_open(path, framework="pt") as opened:
-                for entry in entries:
-                    data = opened.get_tensor(entry.key or entry.name)
-                    yield WeightPiece(entry.name, entry.stored, tuple(data.shape), data)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"{path} has changed since it was described, or is damaged: {error}"
-            ) from error
+        values = read(path, [entry.key or entry.name for entry in entries])
+        for entry, data in zip(entries, values, strict=True):
+            yield WeightPiece(entry.name, entry.stored, tuple(data.shape), data)
+
+
+def map_file(path: Path, keys: Sequence[str]) -> "Iterator[Tensor]":
+    """Yield tensors of a file as views of the mapped file. It is a `Reader`."""
+    from safetensors import safe_open
+
+    with blaming(path), safe_open(path, framework="pt") as opened:
+        for key in keys:
+            yield opened.get_tensor(key)
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Turn the errors of a library that reads a described file into ModelError. What the user of
+    the tensors raises is left alone."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:  # some libraries raise it itself
+        raise ModelError(
+            f"{path} has changed since it was described, or is damaged: {error}"
+        ) from error
 
 
 def _read_index(root: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:

@@ -18,7 +18,7 @@ from pegboard.interfaces.weight_loader import (
 )
 from pegboard_weight_loader_mistral.params import hugging_face_name, read_params
 from pegboard_weights.checkpoint_files import ConfigSource, described
-from pegboard_weights.safetensors_files import mapped_tensors, read_shards, stamps_of
+from pegboard_weights.safetensors_files import map_file, read_shards, read_tensors, stamps_of
 from pegboard_weights.safetensors_header import Header, read_header
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class MistralLoader:
     def tensors(
         self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]
     ) -> Iterator[WeightPiece]:
-        return mapped_tensors(checkpoint, wanted)
+        return read_tensors(checkpoint, wanted, map_file)
 
 
 def _read(directory: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:

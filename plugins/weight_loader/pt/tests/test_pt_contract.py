@@ -80,6 +80,7 @@ class TestPickledShards(TestPickled):
 
 class TestNumpyCopies(TestPickled):
     spec = NPCACHE
+    by_name_only = True
 
     @pytest.fixture(autouse=True)
     def cache(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
@@ -87,7 +88,3 @@ class TestNumpyCopies(TestPickled):
 
     def loader(self, setup: WeightLoaderSetup) -> WeightLoader:
         return NumpyCopiesLoader(None, setup)
-
-    def test_the_files_are_recognised(self, tmp_path: Path) -> None:
-        """It is only chosen by name."""
-        assert not self.spec.file_patterns

@@ -12,7 +12,7 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSetup,
     WeightPiece,
 )
-from pegboard_weights.safetensors_files import describe_safetensors, mapped_tensors
+from pegboard_weights.safetensors_files import describe_safetensors, map_file, read_tensors
 
 if TYPE_CHECKING:
     from pegboard.interfaces.model_source import LocalFiles
@@ -28,4 +28,4 @@ class SafetensorsLoader:
     def tensors(
         self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]
     ) -> Iterator[WeightPiece]:
-        return mapped_tensors(checkpoint, wanted)
+        return read_tensors(checkpoint, wanted, map_file)
