@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 from fake_gpu_engine import engine_on_fake_gpu
 from fake_gpu_parity import check_on_gpu
 from media_families import FAMILIES, ITEMS, processor_of
-from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from test_default_dtype import OWN
 from test_dense_parity import halve_biases
 from test_encoder_parity import ARCHITECTURES as ENCODERS
@@ -32,6 +31,7 @@ from tiny_models import Reference, make_model
 from tiny_whisper import write_whisper
 
 from pegboard import LLM, SamplingParams
+from pegboard_weights.hf_files import read_config, with_defaults
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted_triton"),

@@ -14,12 +14,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 
 from media_families import FAMILIES, ITEMS, processor_of
-from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from tiny_media import built_model
 
 from pegboard.plugins.importing import import_object, import_spec
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.fake_gpu import DEVICE, FakeGPU
+from pegboard_weights.hf_files import read_config, with_defaults
 
 
 @pytest.mark.parametrize("write", FAMILIES.values(), ids=FAMILIES.keys())

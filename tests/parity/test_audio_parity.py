@@ -23,7 +23,6 @@ from pegboard_model_granite_speech.granite_speech import GraniteSpeech
 from pegboard_model_qwen2_audio import defaults as qwen2_audio_defaults
 from pegboard_model_qwen2_audio.qwen2_audio import AudioFlamingo3, Qwen2Audio
 from pegboard_model_voxtral.voxtral import Voxtral
-from pegboard_weight_loader_safetensors.hf_files import read_config
 from tiny_media import (
     MEDIA_TEXT,
     MediaReference,
@@ -53,6 +52,7 @@ from pegboard_models import qformer as qformers
 from pegboard_models.whisper_sizes import LARGE
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.fake_build import fake_build
+from pegboard_weights.hf_files import read_config
 
 RATE = 16_000
 AUDIO = 100

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from pegboard_weight_loader_safetensors.hf_files import config_defaults, with_defaults
 from test_dense_parity import ARCHITECTURES as DENSE
 from test_encoder_parity import ARCHITECTURES as ENCODERS
 from test_experts_parity import ARCHITECTURES as EXPERTS
@@ -31,6 +30,7 @@ from pegboard.layers.build import PlainTensor
 from pegboard.plugins.importing import import_object, import_spec
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.fake_build import FakeQuantization, FakeWeight, fake_build
+from pegboard_weights.hf_files import config_defaults, with_defaults
 
 Case = tuple[str, dict[str, Any]]
 CASES: dict[str, Case] = {

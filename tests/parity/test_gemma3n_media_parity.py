@@ -19,7 +19,6 @@ from pegboard_model_gemma3n import media
 from pegboard_model_gemma3n.media import Gemma3nMedia
 from pegboard_model_gemma3n.processor import Gemma3nProcessor
 from pegboard_model_gemma3n.vision import VisionTower
-from pegboard_weight_loader_safetensors.hf_files import read_config
 from safetensors.torch import load_file, save_file
 from test_gemma3n_parity import SIZES
 from test_mobilenet_v5 import SMALL
@@ -45,6 +44,7 @@ from pegboard.errors import PegboardError
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build, load_layers
 from pegboard_testing.media_peers import image_setup
+from pegboard_weights.hf_files import read_config
 
 RATE = 16_000
 BINS = 10

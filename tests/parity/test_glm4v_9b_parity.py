@@ -13,7 +13,6 @@ import torch
 import transformers
 from pegboard_model_glm4v.glm4v_9b import Glm4v9b
 from pegboard_model_glm4v.square_processor import SquareProcessor
-from pegboard_weight_loader_safetensors.hf_files import architectures
 from safetensors.torch import load_file, save_file
 from test_dense_families import chatglm
 from tiny_media import (
@@ -38,6 +37,7 @@ from pegboard.errors import ModelError
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build
 from pegboard_testing.media_peers import image_setup
+from pegboard_weights.hf_files import architectures
 
 BEGIN, PAD, END = 100, 101, 102
 SPECIAL = ["<|begin_of_image|>", "<|endoftext|>", "<|end_of_image|>"]

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_model_glm4v.glm4v import Glm4v
 from pegboard_model_glm4v.sizes import NUMBERS, VALUES
-from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file
 from tiny_media import (
     MEDIA_TEXT,
@@ -36,6 +35,7 @@ from pegboard.errors import ModelError
 from pegboard_media.video import check_video
 from pegboard_testing.fake_build import fake_build
 from pegboard_testing.video_peers import peer_frames, video_module
+from pegboard_weights.hf_files import read_config, with_defaults
 
 SPECIAL = [
     "<|begin_of_image|>",

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_model_llama4.llama4 import Llama4
 from pegboard_model_llama4.processor import Llama4Processor
-from pegboard_weight_loader_safetensors.hf_files import read_config
 from safetensors.torch import load_file
 from test_experts_parity import LLAMA4
 from tiny_media import (
@@ -29,6 +28,7 @@ from tiny_media import (
 from tiny_models import divide
 
 from pegboard_testing.media_peers import PeerTokenizer, image_setup
+from pegboard_weights.hf_files import read_config
 
 SIDE = 16
 MARK = "<|image|>"

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from pegboard_model_llava.llava import Llava, LlavaNext, LlavaOnevision
-from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
@@ -23,6 +22,7 @@ from pegboard_models.language import SIZES
 from pegboard_models.vision_sizes import DEFAULTS
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.fake_build import fake_build, load_layers
+from pegboard_weights.hf_files import read_config, with_defaults
 
 IMAGE_TOKEN = 98
 VISION = {

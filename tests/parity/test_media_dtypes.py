@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from media_families import FAMILIES, ITEMS, processor_of
-from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from tiny_media import open_media_llm
 from tiny_models import nightly
 
 from pegboard import SamplingParams
 from pegboard.worker.given_rows import GivenRows
+from pegboard_weights.hf_files import read_config, with_defaults
 
 OTHERS = {"siglip", "whisper", "onevision"}
 """They answer no prompt with an item, or have a tokenizer for images alone."""

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from pegboard_model_minicpmv.minicpmo import MiniCPMO
 from pegboard_model_minicpmv.minicpmv import MiniCPMV
 from pegboard_model_minicpmv.processor import MiniCPMOProcessor, MiniCPMVProcessor
-from pegboard_weight_loader_safetensors.hf_files import read_config
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_audio_parity import BINS, ENCODER, RATE, tone
@@ -54,6 +53,7 @@ from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build
 from pegboard_testing.media_peers import PeerTokenizer
+from pegboard_weights.hf_files import read_config
 
 MARK = "(<image>./</image>)"
 FILM = "(<video>./</video>)"

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_model_phi4mm.phi4mm import Phi4MM
 from pegboard_model_phi4mm.processor import Phi4MMProcessor
-from pegboard_weight_loader_safetensors.hf_files import read_config
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_audio_parity import RATE, tone
@@ -43,6 +42,7 @@ from pegboard import SamplingParams
 from pegboard.errors import RequestError
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.media_peers import image_setup
+from pegboard_weights.hf_files import read_config
 
 IMAGE = 100
 AUDIO = 101

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from pegboard_model_qwen_vl.qwen_vl import Qwen3VL
-from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file, save_file
 from test_qwen_vl_parity import (
     END,
@@ -43,6 +42,7 @@ from pegboard_media.video import check_video
 from pegboard_models.deep_sizes import DEEP, DEEP_TAPS
 from pegboard_testing.fake_build import fake_build
 from pegboard_testing.video_peers import peer_frames, video_module
+from pegboard_weights.hf_files import read_config, with_defaults
 
 LIMITS = {"shortest_edge": 64, "longest_edge": 1024}
 VISION = {

@@ -24,7 +24,6 @@ from pegboard_model_qwen_omni.sizes import (
     VISION_TOKENS,
     WINDOW,
 )
-from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file, save_file
 from test_qwen_vl_parity import patched, sections
 from tiny_media import (
@@ -52,6 +51,7 @@ from pegboard_models.window_sizes import LATER, LATER_WHOLE
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build
 from pegboard_testing.video_peers import random_video
+from pegboard_weights.hf_files import read_config, with_defaults
 
 RATE_OF_AUDIO = 16_000
 SECONDS = 2

@@ -13,7 +13,6 @@ import pytest
 import torch
 from pegboard_model_qwen_vl.qwen_vl import Qwen2VL, Qwen25VL
 from pegboard_model_qwen_vl.sizes import TOKENS
-from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file, save_file
 from tiny_media import (
     MEDIA_TEXT,
@@ -38,6 +37,7 @@ from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build, load_layers
 from pegboard_testing.video_peers import peer_frames, video_module
+from pegboard_weights.hf_files import read_config, with_defaults
 
 SPECIAL = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
 MARK = "<|vision_start|> <|image_pad|> <|vision_end|>"

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from pegboard_model_ultravox.processor import UltravoxProcessor
 from pegboard_model_ultravox.sizes import ENCODER as DEFAULTS
 from pegboard_model_ultravox.ultravox import Ultravox
-from pegboard_weight_loader_safetensors.hf_files import read_config
 from safetensors.torch import load_file, save_file
 from test_audio_parity import AUDIO, BINS, ENCODER, RATE, tone
 from tiny_media import (
@@ -50,6 +49,7 @@ from pegboard.plan.parts import check_place
 from pegboard_media.audio import resample
 from pegboard_testing.fake_build import fake_build
 from pegboard_testing.media_peers import image_setup
+from pegboard_weights.hf_files import read_config
 
 MARK = "<|audio|>"
 FRAMES = 2 * ENCODER["max_source_positions"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from pegboard_weight_loader_safetensors.hf_files import read_config, with_defaults
 from safetensors.torch import load_file, save_file
 from tiny_models import SIZES, TOLERANCE, VOCAB_SIZE, divide, open_llm
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -30,6 +29,7 @@ from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.contract_multimodal_processor import random_image
 from pegboard_testing.fake_build import fake_build, load_layers
 from pegboard_testing.video_peers import random_video
+from pegboard_weights.hf_files import read_config, with_defaults
 
 NUM_TEXT_TOKENS = 100
 """Words "w0" … of the tokenizer. The ids after them are those of special tokens."""

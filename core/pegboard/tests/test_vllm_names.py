@@ -568,3 +568,21 @@ def test_attention_backends_of_vllm(name):
 
 def test_names_of_plugins_stay():
     assert EngineConfig(attention_backend="flash_attn").attention_backend == "flash_attn"
+
+
+def test_load_formats_of_vllm():
+    """The other formats are names of plugins. docs/load_formats.md lists them."""
+    assert EngineConfig(load_format="hf").load_format == "auto"
+    config = EngineConfig(load_format="bitsandbytes")
+    assert (config.load_format, config.quantization) == ("auto", "bitsandbytes")
+    assert EngineConfig(load_format="bitsandbytes", quantization="bitsandbytes") == config
+    assert EngineConfig(load_format="pt", quantization="awq").quantization == "awq"
+    with pytest.raises(ConfigError, match="bitsandbytes quantizes with bitsandbytes, not with awq"):
+        EngineConfig(load_format="bitsandbytes", quantization="awq")
+    with pytest.raises(ConfigError, match="load_format modelexpress: no plugin calls ModelExpress"):
+        EngineConfig(load_format="modelexpress")
+
+
+@pytest.mark.parametrize(("value", "load_format"), [("auto", "auto"), ("mistral", "mistral")])
+def test_the_config_format_is_that_of_a_load_format(value, load_format):
+    assert engine_settings(None, {"config_format": value}).engine.load_format == load_format

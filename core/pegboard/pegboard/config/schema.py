@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from pegboard.config.setting import Section, build, check, doc
-from pegboard.config.vllm_names import SHORT_DTYPES, attention_plugin
+from pegboard.config.vllm_names import our_name, quantization_for
 from pegboard.errors import ConfigError, did_you_mean
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
@@ -529,13 +529,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 1
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "dtype", SHORT_DTYPES.get(self.dtype, self.dtype))
-        msgspec.structs.force_setattr(
-            self, "kv_cache_dtype", SHORT_DTYPES.get(self.kv_cache_dtype, self.kv_cache_dtype)
-        )
-        msgspec.structs.force_setattr(
-            self, "attention_backend", attention_plugin(self.attention_backend)
-        )
+        quantization = quantization_for(self.load_format, self.quantization)
+        msgspec.structs.force_setattr(self, "quantization", quantization)
+        for name in ("attention_backend", "dtype", "kv_cache_dtype", "load_format"):
+            msgspec.structs.force_setattr(self, name, our_name(name, getattr(self, name)))
 
     @property
     def num_ranks(self) -> int:

@@ -82,17 +82,24 @@ SHORT: Mapping[str, str] = {name: letters for letters, name in _FILE["short"].it
 FORMS = {name: Form(_type(rule), rule["help"], rule) for name, rule in _FILE["forms"].items()}
 ABSENT = dict(_absent(_FILE["absent"]))
 ENVIRONMENT: Mapping[str, Any] = _FILE["environment"]
-SHORT_DTYPES: Mapping[str, str] = _FILE["dtypes"]
-"""vLLM's short names of types → names of torch."""
 
 
-def attention_plugin(name: str | None) -> str | None:
-    """Return the plugin that vLLM calls `name`, or the name itself. Raises ConfigError if Pegboard
-    has none."""
-    if (reason := _FILE["no_attention_backends"].get(name)) is not None:
-        raise ConfigError(f"attention_backend {name}: {reason}")
-    plugin: str | None = _FILE["attention_backends"].get(name, name)
-    return plugin
+def our_name(setting: str, name: str | None) -> str | None:
+    """Return what we call the value of a setting that vLLM calls `name`: the plugin, or the name
+    itself. setting: load_format, attention_backend, dtype or kv_cache_dtype. Raises ConfigError if
+    Pegboard has none."""
+    if (reason := _FILE.get(f"no_{setting}s", {}).get(name)) is not None:
+        raise ConfigError(f"{setting} {name}: {reason}")
+    return _FILE[setting.removeprefix("kv_cache_") + "s"].get(name, name)
+
+
+def quantization_for(load_format: str, asked: str | None) -> str | None:
+    """Return the quantization that a load format of vLLM stands for, or `asked`. Raises ConfigError
+    if they differ."""
+    implied: str | None = _FILE["quantizing_load_formats"].get(load_format, asked)
+    if asked not in (None, implied):
+        raise ConfigError(f"load_format {load_format} quantizes with {implied}, not with {asked}")
+    return implied
 
 
 def refuse(name: str, value: Any, alias: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """The model source `hub`: repositories of the Hugging Face Hub, through the huggingface_hub
 library.
 
-Pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never fetched: reading them runs code.
+Pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never fetched: most programs run code of them.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def _model_in(root: Path, reference: ModelReference) -> Path:
         raise ModelError(
             f"{reference.name}: found neither config.json nor *.safetensors in the repository. If "
             f"it contains GGUF files, name one as {reference.name}:FILE.gguf or "
-            f"{reference.name}:Q4_K_M; pickled weights (*.bin, *.pt) are not read. See "
+            f"{reference.name}:Q4_K_M; pickled weights (*.bin, *.pt) are not fetched: download "
+            "them yourself, and read the folder with --load-format pt. See "
             f"{_page(reference)}/tree/main"
         )
     return root

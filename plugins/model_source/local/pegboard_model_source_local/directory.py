@@ -66,6 +66,8 @@ class DirectorySource:
             return directory
         if gguf := pick_gguf(files, str(directory)):
             return gguf
+        if "params.json" in names:  # in Mistral's own format
+            return directory
         if any(name.endswith(".safetensors") for name in names):
             raise ModelError(
                 f"{directory}: has weights but no config.json; copy that file from the source of "

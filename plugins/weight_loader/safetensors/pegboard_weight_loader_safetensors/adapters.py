@@ -21,7 +21,7 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint, TensorEntry
 from pegboard_weight_loader_safetensors.adapter_config import Scaling, read_scaling
-from pegboard_weight_loader_safetensors.header import read_header
+from pegboard_weights.safetensors_header import read_header
 
 PREFIX = "base_model.model."
 BASE = ".base_layer.weight"

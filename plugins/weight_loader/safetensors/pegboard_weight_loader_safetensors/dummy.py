@@ -16,8 +16,8 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSetup,
     WeightPiece,
 )
-from pegboard_weight_loader_safetensors.config_values import check_config
-from pegboard_weight_loader_safetensors.hf_files import (
+from pegboard_weights.config_values import check_config
+from pegboard_weights.hf_files import (
     architectures,
     chat_template,
     config_dtype,

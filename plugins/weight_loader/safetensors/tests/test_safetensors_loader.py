@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pegboard_weight_loader_safetensors.header import read_header
 from pegboard_weight_loader_safetensors.loader import SafetensorsLoader
 from safetensors.torch import save_file
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.weight_loader import WantedWeight, WeightLoaderSetup
+from pegboard_weights.safetensors_header import read_header
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -126,7 +126,7 @@ def test_pickled_weights_are_refused_with_advice(tmp_path: Path) -> None:
         LOADER.describe(LocalFiles(tmp_path))
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(
-        ModelError, match=r"pickled weights \(pytorch_model\.bin\).*save_pretrained"
+        ModelError, match=r"pickled weights \(pytorch_model\.bin\).*--load-format pt"
     ):
         LOADER.describe(LocalFiles(tmp_path))
 

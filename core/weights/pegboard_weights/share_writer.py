@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pegboard_weight_loader_safetensors.header import TORCH_NAMES
+from pegboard_weights.safetensors_header import TORCH_NAMES
 
 CODES = {name: code for code, name in TORCH_NAMES.items()}
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pegboard_weight_loader_safetensors.config_values import check_config
-from pegboard_weight_loader_safetensors.hf_files import decoded, read_config
 from transformers import PreTrainedConfig
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
 from pegboard_models.rope import rope_parameters, scaled_rope
 from pegboard_testing.fake_build import fake_build
+from pegboard_weights.config_values import check_config
+from pegboard_weights.hf_files import decoded, read_config
 
 GOOD: dict[str, Any] = {
     "hidden_size": 8,

@@ -93,9 +93,9 @@ def read_header(path: Path) -> Header:
             f"{path} is damaged: its header is a JSON {type(header).__name__}, expected an "
             "object; fetch it again"
         )
-    start = 8 + length
+    first = 8 + length
     tensors = {
-        name: _entry(path, name, value, start, file_bytes - start)
+        name: _entry(path, name, value, first, file_bytes - first)
         for name, value in header.items()
         if name != "__metadata__"
     }

@@ -26,7 +26,11 @@ def read_optional(path: Path) -> dict[str, Any]:
 def read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
-        raise ModelError(f"{directory} has no config.json; expected a model in Hugging Face layout")
+        is_mistral = (directory / "params.json").is_file()
+        raise ModelError(
+            f"{directory} has no config.json; expected a model in Hugging Face layout"
+            + ("; --load-format mistral reads its params.json" if is_mistral else "")
+        )
     config: dict[str, Any] = decoded(read_object(path))
     return with_vocabulary(with_text(config))
 

@@ -1,0 +1,1 @@
+"""Model sources for object storage."""

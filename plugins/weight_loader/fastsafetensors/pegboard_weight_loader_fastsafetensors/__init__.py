@@ -1,0 +1,1 @@
+"""Safetensors checkpoints, read by the fastsafetensors library."""

@@ -1,0 +1,1 @@
+"""Checkpoints that torch.save has written, and mapped numpy copies of them."""

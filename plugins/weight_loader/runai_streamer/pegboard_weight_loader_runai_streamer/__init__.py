@@ -1,0 +1,1 @@
+"""Safetensors checkpoints, streamed by the Run:ai Model Streamer."""

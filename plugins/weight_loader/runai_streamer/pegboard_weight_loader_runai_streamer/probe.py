@@ -1,0 +1,15 @@
+"""Whether the library is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
+
+
+def probe(facts: ProbeFacts) -> Ok | Absent:
+    if find_spec("runai_model_streamer") is None:
+        return Absent(
+            "the library runai-model-streamer is not installed: pip install runai-model-streamer"
+        )
+    return Ok()

@@ -1,0 +1,129 @@
+"""Times the load formats that read safetensors files: the tensors of a checkpoint with random
+weights are read and copied once, as layers do.
+
+    python tests/bench/load_formats.py [--gigabytes 4] [--folder /tmp] [--runs 3]
+
+It prints a table of medians, with a cold page cache (only as root, which may drop it) and a warm
+one. The checkpoint is deleted afterwards. Formats whose library is not installed are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from pegboard.interfaces.model_source import LocalFiles
+from pegboard.interfaces.weight_loader import WantedWeight, WeightLoaderSetup
+
+ROWS = 4096
+COLUMNS = 8192
+FILES = 4
+LOADERS = {
+    "safetensors": ("pegboard_weight_loader_safetensors.loader:SafetensorsLoader", "safetensors"),
+    "fastsafetensors": (
+        "pegboard_weight_loader_fastsafetensors.loader:FastSafetensorsLoader",
+        "fastsafetensors",
+    ),
+    "runai_streamer": (
+        "pegboard_weight_loader_runai_streamer.loader:StreamerLoader",
+        "runai_model_streamer",
+    ),
+}
+"""Load format → its loader, and the library that it needs."""
+CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+def write(folder: Path, gigabytes: float) -> None:
+    """Write shards of bfloat16 matrices, and a config."""
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": COLUMNS}
+    (folder / "config.json").write_text(json.dumps(config))
+    count = max(FILES, round(gigabytes * 1e9 / (ROWS * COLUMNS * 2)))
+    weight_map = {}
+    for index in range(FILES):
+        file = f"model-{index + 1:05}-of-{FILES:05}.safetensors"
+        names = [f"model.layers.{number}.weight" for number in range(index, count, FILES)]
+        save_file(
+            {name: torch.randn(ROWS, COLUMNS, dtype=torch.bfloat16) for name in names},
+            folder / file,
+        )
+        weight_map |= dict.fromkeys(names, file)
+    index_file = folder / "model.safetensors.index.json"
+    index_file.write_text(json.dumps({"weight_map": weight_map}))
+
+
+def readers(folder: Path) -> dict[str, Callable[[], None]]:
+    """Return what is timed, by name."""
+    target = torch.empty(ROWS, COLUMNS, dtype=torch.bfloat16)
+    target.zero_()
+
+    def with_loader(address: str) -> None:
+        module, _, name = address.partition(":")
+        loader = getattr(import_module(module), name)(None, WeightLoaderSetup())
+        checkpoint = loader.describe(LocalFiles(folder))
+        wanted = [WantedWeight(name) for name in checkpoint.tensors]
+        for piece in loader.tensors(checkpoint, wanted):
+            target.copy_(piece.data)
+
+    def with_library() -> None:
+        for path in sorted(folder.glob("*.safetensors")):
+            for value in load_file(path).values():
+                target.copy_(value)
+
+    chosen: dict[str, Callable[[], None]] = {
+        name: lambda address=address: with_loader(address)  # type: ignore[misc]
+        for name, (address, library) in LOADERS.items()
+        if find_spec(library) is not None
+    }
+    return {**chosen, "safetensors' load_file": with_library}
+
+
+def seconds(read: Callable[[], None], folder: Path, *, is_cold: bool) -> float:
+    if is_cold:
+        os.sync()
+        CACHES.write_text("3")
+    else:
+        for path in folder.glob("*.safetensors"):
+            with path.open("rb", buffering=0) as file:
+                while file.read(1 << 24):
+                    pass
+    start = time.perf_counter()
+    read()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=4)
+    parser.add_argument("--folder", default=tempfile.gettempdir())
+    parser.add_argument("--runs", type=int, default=3)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
+        folder = Path(temporary)
+        write(folder, args.gigabytes)
+        num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        print(f"{num_bytes / 1e9:.1f} GB, {os.cpu_count()} CPUs, medians of {args.runs}, seconds")
+        print("| load format | cold page cache | warm page cache |\n|---|---|---|")
+        for name, read in readers(folder).items():
+            cells = []
+            for is_cold in (True, False):
+                if is_cold and not os.access(CACHES, os.W_OK):
+                    cells.append("not measured")
+                    continue
+                times = [seconds(read, folder, is_cold=is_cold) for _ in range(args.runs)]
+                cells.append(f"{statistics.median(times):.2f}")
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
