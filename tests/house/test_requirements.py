@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from import_graph import module_name
-from members import Member, members, tree_of
+from members import NOT_INSTALLED, Member, members, tree_of
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -40,6 +40,10 @@ NEEDS_EXTRA = {
     ("pegboard-testing", "video"): ("pegboard_testing.films",),
     ("pegboard-testing", "release"): ("pegboard_testing.authoring.release",),
     ("pegboard-testing", "site"): ("pegboard_testing.authoring.site",),
+    **dict.fromkeys(
+        [("pegboard-model-source-object-storage", extra) for extra in ("s3", "gs")],
+        ("pegboard_model_source_object_storage.stores",),
+    ),
     ("pegboard-executor-local", "torch"): ("pegboard_executor_local.launched",),
     ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
     # only imported after a plugin has imported pydantic for its options
@@ -130,6 +134,9 @@ def providers() -> dict[str, set[str]]:
         module: set(map(canonicalize_name, names))
         for module, names in packages_distributions().items()
     }
+    for name, modules in NOT_INSTALLED.items():
+        for module in modules:
+            found.setdefault(module, set()).add(canonicalize_name(name))
     # editable distributions list no modules
     return {**found, **{member.module: {member.name} for member in members()}}
 
