@@ -15,18 +15,6 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core/pegboard/pegboard"
 
 
-NOT_INSTALLED = {
-    "boto3": ("boto3", "botocore"),
-    "fastsafetensors": ("fastsafetensors",),
-    "google-cloud-storage": ("google",),
-    "runai-model-streamer": ("runai_model_streamer",),
-    "tensorizer": ("tensorizer",),
-}
-"""Libraries of plugins that development does not install → the modules that they bring. They bring
-many packages of their own, and few people need them. Tests that need them are skipped without them
-(docs/decisions/2026-11-25-time-of-tests.md)."""
-
-
 @dataclass(frozen=True)
 class Member:
     """One distribution. folder: the folder of its pyproject.toml. module: the name of its import

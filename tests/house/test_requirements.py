@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from import_graph import module_name
-from members import NOT_INSTALLED, Member, members, tree_of
+from members import Member, members, tree_of
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -134,9 +134,6 @@ def providers() -> dict[str, set[str]]:
         module: set(map(canonicalize_name, names))
         for module, names in packages_distributions().items()
     }
-    for name, modules in NOT_INSTALLED.items():
-        for module in modules:
-            found.setdefault(module, set()).add(canonicalize_name(name))
     # editable distributions list no modules
     return {**found, **{member.module: {member.name} for member in members()}}
 
