@@ -59,7 +59,10 @@ def test_every_wheel_is_whole(wheels: dict[str, Path]) -> None:
             assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
             assert f"{module}/py.typed" in files, name
         assert (metadata["Name"], metadata["Version"]) == (name, __version__)
-        assert metadata["License-Expression"] == "Apache-2.0"
+        own, *of_libraries = metadata["License-Expression"].split(" AND ")
+        assert own == "Apache-2.0"
+        has_libraries = any("/vendor/" in file and "LICENSE" in file for file in files)
+        assert bool(of_libraries) == has_libraries, f"{name}: files of others have a licence"
         assert metadata["Requires-Python"] == ">=3.11"
         assert metadata["Summary"] and metadata["Keywords"] and metadata.get_payload(), name
         assert metadata["Description-Content-Type"] == "text/markdown"
