@@ -37,7 +37,7 @@ def main() -> None:
     np.save(file, rows_of(words.weights, tokens))
     embeds = {"prompt_embeds": base64.b64encode(file.getvalue()).decode()}
     fields = {"model": model, "max_tokens": 8, "temperature": 0}
-    of_rows = client.completions.create(prompt=None, extra_body=embeds, **fields)
+    of_rows = client.completions.create(prompt="", extra_body=embeds, **fields)
     of_tokens = client.completions.create(prompt=tokens, **fields)
     print(f"embeddings: {of_rows.choices[0].text!r}")
     print(f"tokens: {of_tokens.choices[0].text!r}")

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
-from layers import ROOT, Layers
+from layers import ROOT, Layers, wheels_in
 
 from pegboard_testing.authoring import release
 
@@ -38,9 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def wheels(built: Path) -> dict[str, Path]:
     """Distribution name → its wheel, for core and every plugin of the repository."""
-    return {
-        wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in sorted(built.glob("*.whl"))
-    }
+    return wheels_in(built)
 
 
 @pytest.fixture(scope="session")

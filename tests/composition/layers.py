@@ -19,6 +19,13 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120
 
 
+def wheels_in(folder: Path) -> dict[str, Path]:
+    """Distribution name → its wheel in the folder of a release."""
+    return {
+        wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in sorted(folder.glob("*.whl"))
+    }
+
+
 @dataclass(frozen=True)
 class Installation:
     """Folders for sys.path, with our folder first."""

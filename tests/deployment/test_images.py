@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from layers import Layers
+from layers import Layers, wheels_in
 from page_server import Server
 
 from pegboard_testing.authoring import release
@@ -110,9 +110,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     the third-party packages of this environment."""
     folder = tmp_path_factory.mktemp("image")
     release.build(ROOT, folder / "dist")
-    wheels = {
-        file.name.split("-")[0].replace("_", "-"): file for file in (folder / "dist").glob("*.whl")
-    }
+    wheels = wheels_in(folder / "dist")
     third_party = Layers(wheels, folder).of(wheels).path[1]
     opt = folder / "opt"
     places = {
@@ -135,7 +133,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
             command = command.replace(path, place)
         subprocess.run(["sh", "-ec", command], check=True, env=environment, capture_output=True)
         if "venv" in command:
-            # The image's Python, unlike 3.11, makes environments without setuptools.
+            # torch needs a newer setuptools, which pip would fetch: that of the others is taken.
             pip = [str(opt / "bin/pip"), "uninstall", "--quiet", "--yes", "setuptools"]
             subprocess.run(pip, check=True, capture_output=True)
             (site,) = opt.glob("lib/python*/site-packages")

@@ -14,7 +14,7 @@ from pages import PACKAGE_PAGES, PAGES, ROOT, anchors, blocks, links, prose
 from pegboard.config.sections import all_settings
 from pegboard.interfaces import KINDS
 from pegboard_chat.request_body import REFUSED
-from pegboard_testing.authoring import generate, models_page, reference
+from pegboard_testing.authoring import generate, kind_pages, models_page, reference
 
 CORE = ROOT / "core/pegboard/pegboard"
 HANDED_OUT = {"EngineClient", "RequestView"}
@@ -126,6 +126,14 @@ def test_the_page_of_a_kind_has_every_method_and_field() -> None:
                     f"README: interfaces have at most seven methods; {item.__name__} has "
                     f"{len(methods)}"
                 )
+
+
+def test_the_settings_of_the_kinds_exist() -> None:
+    names = {*all_settings(), "plugins_enable"}
+    for kind, setting in kind_pages.SETTINGS.items():
+        assert kind in KINDS
+        if setting.startswith("--"):
+            assert setting.removeprefix("--").replace("-", "_") in names, f"{kind}: {setting}"
 
 
 def test_readme_counts_the_kinds() -> None:

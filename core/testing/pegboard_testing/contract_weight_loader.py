@@ -12,6 +12,7 @@ class TestMyLoader(WeightLoaderContract):
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -104,6 +105,15 @@ class WeightLoaderContract:
             assert (name, entry.num_bytes >= 0) == (entry.name, True)
             assert name not in values or entry.shape == tuple(values[name].shape)
 
+    def test_a_part_of_the_tensors_is_read_after_the_file_is_closed(self, tmp_path: Path) -> None:
+        loader, checkpoint, values = self.described(tmp_path)
+        names = sorted(values)[:2]
+        wanted = [want for want in self.whole(values) if want.name in names]
+        pieces = list(loader.tensors(checkpoint, wanted))
+        assert sorted(piece.name for piece in pieces) == names
+        for piece in pieces:
+            self.check(piece, values[piece.name])
+
     def test_the_files_are_recognised(self, tmp_path: Path) -> None:
         """`file_patterns` and `magic` of the spec match a weight file of the checkpoint."""
         if self.by_name_only:
@@ -179,3 +189,36 @@ class WeightLoaderContract:
         empty.mkdir()
         with pytest.raises(ModelError, match="empty"):
             self.loader(WeightLoaderSetup()).describe(LocalFiles(empty))
+
+
+def write_config(folder: Path) -> dict[str, Tensor]:
+    """Write a config.json, and return tensors of several types for the checkpoint beside it."""
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    random = torch.Generator().manual_seed(1)
+    return {
+        "model.a.weight": torch.randn(6, 8, generator=random),
+        "model.b.weight": torch.randn(4, 2, generator=random).bfloat16(),
+        "model.c.bias": torch.randn(7, generator=random).half(),
+        "model.d.number": torch.tensor(3),
+    }
+
+
+class SafetensorsFilesContract(WeightLoaderContract):
+    """Loaders that read safetensors files by another library pass these, too."""
+
+    by_name_only = True
+
+    def write(self, folder: Path) -> tuple[LocalFiles, Mapping[str, Tensor]]:
+        from safetensors.torch import save_file
+
+        values = write_config(folder)
+        save_file(values, folder / "model.safetensors")
+        return LocalFiles(folder), values
+
+    def test_a_file_that_changes_after_its_description_is_named(self, tmp_path: Path) -> None:
+        loader, checkpoint, values = self.described(tmp_path)
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:100])
+        with pytest.raises(ModelError, match=r"model\.safetensors has changed"):
+            list(loader.tensors(checkpoint, self.whole(values)))

@@ -251,8 +251,7 @@ An interface has a version of its own, apart from releases. The major version is
 - **Stable.** Inside a major version, nothing that a plugin calls, returns or overrides is taken away or changes its meaning. A minor version
   adds: a field with a default, an optional method, a flag. A plugin that needs an addition says so with `api="1.1"`, and an older
   core refuses it by name. `pegboard plugins compat PATH --before snapshot.txt` compares what a plugin uses with two versions.
-- **Provisional.** The interface is used by real plugins and has contract tests, but may change in a release, with a line
-  in the changelog. A provisional interface becomes stable when plugins of two authors have used it through two releases.
+- **Provisional.** The interface is used by real plugins, but may change in a release, with a line in the changelog. A provisional interface becomes stable when plugins of two authors have used it through two releases.
 - **What is not an interface**: everything outside `pegboard.interfaces`, `.layers`, `.ops`, `.data`, `.errors`, `.log`, `.env` and
   the packages named in [plugins.md](plugins.md#what-may-be-imported).
 

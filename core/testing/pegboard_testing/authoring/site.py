@@ -61,8 +61,9 @@ class Pages:
     def _pages(self) -> Iterator[tuple[Path, str]]:
         """Yield each page of the repository and its path in the site."""
         repository = self._repository
-        for name, place in (("README", "index"), ("CONTRIBUTING",) * 2, ("CHANGELOG",) * 2):
-            yield repository / f"{name}.md", f"{place.lower()}.md"
+        yield repository / "README.md", "index.md"
+        yield repository / "CONTRIBUTING.md", "contributing.md"
+        yield repository / "CHANGELOG.md", "changelog.md"
         for path in sorted((repository / "docs").rglob("*.md")):
             yield path, path.relative_to(repository / "docs").as_posix()
         for source in self._sources:

@@ -77,7 +77,7 @@ class CompletionRoute:
                 f"prompt_embeds: {len(embeds)} prompts in one request, at most {limit} are allowed"
             )
             raise RequestError(reason, parameter="prompt_embeds")
-        if embeds and request.prompt in (None, ""):  # OpenAI's client cannot send null
+        if embeds and request.prompt in (None, ""):  # clients of vLLM send an empty text
             return list(embeds)
         return [*embeds, *read_prompts(request.prompt, limit - len(embeds))]
 

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -195,6 +196,9 @@ def combinations(
             groups.append((one, group))
     if not groups:
         raise UsageError("no combination is left to measure: see --link-vars and --num-runs")
+    files = Counter(each.file(Path()) for _, group in groups for each in group)
+    if twice := [file for file, count in files.items() if count > 1]:
+        raise UsageError(f"two combinations would write {twice[0]}: give each set other values")
     return groups
 
 

@@ -119,13 +119,15 @@ def test_a_server_that_ends_is_told(example: Sweep, capsys: pytest.CaptureFixtur
         (["--bench-params", "absent.json"], "absent.json"),
         (["--bench-params", "LIST"], "expected a list of sets of flags"),
         (["--link-vars", "a"], "expected NAME=NAME"),
+        (["--bench-params", "TWICE"], "two combinations would write"),
         (["--resume", "never"], "there is no folder"),
     ],
 )
 def test_wrong_words(
     example: Sweep, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [example.params("list", [1, 2]) if word == "LIST" else word for word in words]
+    files = {"LIST": [1, 2], "TWICE": [{"model": "a/b"}, {"model": "a_b"}]}
+    words = [example.params(word, files[word]) if word in files else word for word in words]
     assert example.run(*words) == 2
     assert told in capsys.readouterr().err
 

@@ -3,17 +3,14 @@ installed."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 from pegboard_weight_loader_runai_streamer import probe
 from pegboard_weight_loader_runai_streamer.loader import ShardedStreamerLoader, StreamerLoader
 from pegboard_weight_loader_runai_streamer.plugin import RUNAI_STREAMER, RUNAI_STREAMER_SHARDED
-from safetensors.torch import save_file
 from torch import Tensor
 
 from pegboard.errors import ModelError
@@ -21,14 +18,13 @@ from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.spec import Absent
 from pegboard.interfaces.weight_loader import (
     ShareFiles,
-    WantedWeight,
     WeightLoader,
     WeightLoaderSetup,
     joined,
 )
 from pegboard.plugins.importing import probe_facts
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_weight_loader import WeightLoaderContract
+from pegboard_testing.contract_weight_loader import SafetensorsFilesContract
 
 needs_library = pytest.mark.skipif(
     find_spec("runai_model_streamer") is None, reason="runai-model-streamer is not installed"
@@ -48,40 +44,11 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 @needs_library
-class TestStreamer(WeightLoaderContract):
+class TestStreamer(SafetensorsFilesContract):
     spec = RUNAI_STREAMER
-    by_name_only = True
 
     def loader(self, setup: WeightLoaderSetup) -> WeightLoader:
         return StreamerLoader(None, setup)
-
-    def write(self, folder: Path) -> tuple[LocalFiles, Mapping[str, Tensor]]:
-        random = torch.Generator().manual_seed(1)
-        values = {
-            "model.a.weight": torch.randn(6, 8, generator=random),
-            "model.b.weight": torch.randn(4, 2, generator=random).bfloat16(),
-            "model.c.bias": torch.randn(7, generator=random).half(),
-            "model.d.number": torch.tensor(3),
-        }
-        config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8}
-        (folder / "config.json").write_text(json.dumps(config))
-        save_file(values, folder / "model.safetensors")
-        return LocalFiles(folder), values
-
-    def test_a_part_of_the_tensors_is_read_after_the_file_is_closed(self, tmp_path: Path) -> None:
-        loader, checkpoint, values = self.described(tmp_path)
-        wanted = [WantedWeight("model.c.bias"), WantedWeight("model.a.weight")]
-        pieces = list(loader.tensors(checkpoint, wanted))
-        assert {piece.name for piece in pieces} == {"model.a.weight", "model.c.bias"}
-        for piece in pieces:
-            self.check(piece, values[piece.name])
-
-    def test_a_file_that_changes_after_its_description_is_named(self, tmp_path: Path) -> None:
-        loader, checkpoint, values = self.described(tmp_path)
-        path = tmp_path / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:100])
-        with pytest.raises(ModelError, match=r"model\.safetensors has changed"):
-            list(loader.tensors(checkpoint, self.whole(values)))
 
 
 @needs_library
