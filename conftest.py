@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,6 +35,21 @@ def same_torch_numbers() -> None:
     inputs of property tests."""
     if os.environ.get("CI") and "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """No test leaves a variable that Pegboard reads, because the next test's processes inherit
+    it."""
+    before = pegboard_variables()
+    yield
+    assert pegboard_variables() == before
+
+
+def pegboard_variables() -> dict[str, str]:
+    return {
+        name: value for name, value in os.environ.items() if name.startswith(("PEGBOARD_", "VLLM_"))
+    }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

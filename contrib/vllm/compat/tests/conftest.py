@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +30,15 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def vllm() -> Iterator[None]:
-    """`import vllm` works during the test."""
+    """`import vllm` works during the test. What a script sets for its process is taken back."""
     argv = sys.argv
     path = list(sys.path)
+    environment = dict(os.environ)
     finder.install(shadow=True)
     yield
     sys.argv = argv
+    os.environ.clear()
+    os.environ.update(environment)
     sys.path[:] = path
     sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, finder.VllmFinder)]
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
