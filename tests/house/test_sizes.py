@@ -23,7 +23,7 @@ from members import (
 )
 
 CEILINGS = {
-    ".": 305,
+    ".": 310,
     "cli": 345,
     "config": 730,
     "data": 785,
@@ -33,11 +33,11 @@ CEILINGS = {
     "engine/kv": 775,
     "engine/metrics": 275,
     "front": 1835,
-    "interfaces": 1430,
+    "interfaces": 1445,
     "layers": 1150,
     "ops": 430,
     "plan": 910,
-    "plugins": 1170,
+    "plugins": 1185,
     "worker": 3280,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling

@@ -213,7 +213,8 @@ POOLER = """
 from pegboard.data.pooling_params import Pooling
 from pegboard.interfaces.pooler import PoolerSpec
 
-SPEC = PoolerSpec(api="1.0", implementation="acme_pooler:Pooler", plan="acme_pooler:plan")
+SPEC = PoolerSpec(api="2.0", implementation="acme_pooler:Pooler", plan="acme_pooler:plan")
+OLD = PoolerSpec(api="1.0", implementation="acme_pooler:OldPooler", plan="acme_pooler:plan")
 
 
 def plan(facts):
@@ -233,18 +234,28 @@ class Pooler:
             return []
         vectors = [row.numpy() for row in hidden[step.last]]
         return lambda: "nonsense" if self.fault == "type" else vectors
+
+
+class OldPooler(Pooler):
+    def pool(self, hidden, step):
+        return super().pool(hidden, step)()
 """
 
 
+@pytest.mark.parametrize("group", ["pegboard.pooler.v2", "pegboard.pooler.v1"])
 @pytest.mark.parametrize("fault", ["", "plan", "plan raises", "raise", "call", "type"])
 def test_another_pooler_is_used_and_named_when_it_fails(
     fault: str,
+    group: str,
     write: Callable[..., Any],
     open_llm: Callable[..., LLM],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    point = {"pooler": {"acme": "acme_pooler:SPEC"}}
+    """One of the major version before is served, too, with one warning."""
+    is_old = group.endswith("v1")
+    point = {group: {"acme": f"acme_pooler:{'OLD' if is_old else 'SPEC'}"}}
     FakeDistributions(tmp_path).add("acme-pooler", point, {"acme_pooler": POOLER})
     monkeypatch.syspath_prepend(tmp_path)
     reference = write("llama")
@@ -262,6 +273,7 @@ def test_another_pooler_is_used_and_named_when_it_fails(
         found = torch.tensor(llm.embed([prompt], use_tqdm=False)[0].outputs.embedding)
         wanted = expected(reference, prompt, normalized=False)
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        assert caplog.text.count("is made for pooler v1, which is served for now") == is_old
     finally:
         for cache in (discovery.scan, installed_plugins.installed):
             cache.cache_clear()

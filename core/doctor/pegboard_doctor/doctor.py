@@ -18,7 +18,7 @@ from pegboard.installed import Entry, distributions, normalized
 from pegboard.interfaces import HOOKS_GROUP
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.hooks import Finding
-from pegboard.plugins.discovery import UNINSTALLED
+from pegboard.plugins.discovery import UNINSTALLED, outdated
 from pegboard.plugins.importing import import_part, import_spec, incompatibility
 from pegboard.plugins.policy import overrides
 from pegboard.plugins.registry import Registry
@@ -213,6 +213,8 @@ def _judge(registry: Registry, entry: Entry, trial: Trial) -> Iterator[Finding]:
         yield Finding("problem", entry.id, unfit)
     elif trial.broken:
         yield Finding("problem", entry.id, f"cannot work here: {trial.broken}")
+    if advice := outdated(entry):
+        yield Finding("note", entry.id, f"is {advice}")
     if overrides(registry.config, entry) and not spec.replaces:
         yield Finding("note", entry.id, "is in plugins.override, but replaces nothing")
 

@@ -43,6 +43,11 @@ class Entry:
         return f"{self.distribution}:{self.name}"
 
     @property
+    def major(self) -> int:
+        """The major version of the interface that it was made for."""
+        return int(self.group.rpartition("v")[2])
+
+    @property
     def sort_key(self) -> tuple[str, str, str, str]:
         return (self.kind, self.name, self.distribution, self.group)
 

@@ -14,7 +14,7 @@ from pegboard.errors import PluginNotFound
 from pegboard.installed import normalized
 from pegboard.interfaces import KINDS
 from pegboard.plugins.defaults import catalogue, default_name, provider
-from pegboard.plugins.discovery import Scan, scan_path
+from pegboard.plugins.discovery import Scan, outdated, scan_path
 from pegboard.plugins.names import to_install
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions
@@ -61,6 +61,28 @@ def test_entries_of_other_interfaces_are_kept_with_a_reason(fakes: FakeDistribut
     assert "upgrade acme" in reasons["old"]
     assert "unknown kind 'atention'" in reasons["typo"]
     assert "not of the form" in reasons["odd"]
+
+
+def test_the_major_version_before_is_served(fakes: FakeDistributions) -> None:
+    """If the kind says how. Of a plugin for both versions, the newer one counts."""
+    fakes.add(
+        "acme",
+        {
+            "pegboard.pooler.v0": {"oldest": "acme:A"},
+            "pegboard.pooler.v1": {"old": "acme:B", "both": "acme:C"},
+            "pegboard.pooler.v2": {"both": "acme:D"},
+            "pegboard.sampler.v0": {"other": "acme:E"},
+        },
+    )
+    scan = fakes.scan()
+    entries = {entry.name: entry for entry in scan.entries}
+    assert {name: entry.value for name, entry in entries.items()} == {
+        "old": "acme:B",
+        "both": "acme:D",
+    }
+    assert outdated(entries["old"]).endswith("pegboard has v2: upgrade acme")
+    assert outdated(entries["both"]) == ""
+    assert {item.entry.name for item in scan.unusable} == {"oldest", "other"}
 
 
 def test_of_duplicates_the_first_counts(tmp_path: Path) -> None:

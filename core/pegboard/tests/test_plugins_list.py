@@ -34,7 +34,11 @@ def test_list_runs_no_plugin_code(
     }
     fakes.add(
         "acme",
-        {**points, "pegboard.sampler.v8": {"s": "deadly:S"}},
+        {
+            **points,
+            "pegboard.sampler.v8": {"s": "deadly:S"},
+            "pegboard.pooler.v1": {"p": "deadly:P"},
+        },
         {"deadly": "raise SystemExit('imported')\n"},
     )
     monkeypatch.setenv("PEGBOARD_PLUGINS", "attention:a")
@@ -42,6 +46,7 @@ def test_list_runs_no_plugin_code(
     lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()[1:]}
     assert "acme" in lines["a"] and "upgrade pegboard" in lines["s"]
     assert "not enabled" in lines["h"] and "not enabled" in lines["m"]
+    assert lines["p"].endswith("upgrade acme")
     assert "deadly" not in sys.modules
     assert run("list", "--kind", "attention", "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -42,7 +42,8 @@ class FakeDistributions:
         (info / "METADATA").write_text("\n".join(metadata) + "\n", "utf-8")
         lines = []
         for kind, points in entry_points.items():
-            lines.append(f"[{kind if kind.startswith('pegboard.') else f'pegboard.{kind}.v1'}]")
+            group = KINDS[kind].group if kind in KINDS else f"pegboard.{kind}.v1"
+            lines.append(f"[{kind if kind.startswith('pegboard.') else group}]")
             lines += [f"{point} = {value}" for point, value in points.items()]
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n", "utf-8")
         self.write(**(modules or {}))
@@ -62,7 +63,8 @@ def spec_source(kind: str, name: str = "SPEC", **fields: object) -> str:
     """Return the source of a module with one spec called `name`. fields: fields of the spec and
     their values. `implementation` defaults to dict."""
     module, _, spec_class = KINDS[kind].spec.partition(":")
-    given = {"api": "1.0", "implementation": "builtins:dict", **fields}
+    api = f"{KINDS[kind].major}.0"
+    given = {"api": api, "implementation": "builtins:dict", **fields}
     arguments = ", ".join(f"{field}={value!r}" for field, value in given.items())
     return (
         f"from {module} import {spec_class}\n"

@@ -146,7 +146,7 @@ def _list_plugins(words: Sequence[str]) -> int:
         return 0
     table = [("KIND", "NAME", "DISTRIBUTION", "VERSION", "")]
     for row in rows:
-        state = row["reason"] or ("" if row["enabled"] else "not enabled")
+        state = row["reason"] or row["outdated"] or ("" if row["enabled"] else "not enabled")
         table.append((row["kind"], row["name"], row["distribution"], row["version"], state))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:

@@ -9,7 +9,7 @@ for), `<Kind>Setup` (what the constructor gets in addition to its options) and t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Chosen = Literal["one", "keyed", "capability", "chain", "set"]
 
@@ -23,7 +23,9 @@ class Kind:
     in the configured order; a lookup takes the first hit. "set": every enabled plugin.
     ambient: the plugin acts by being present, so it runs only when the configuration or the
     defaults enable it. roles: the processes that it runs in: A API server, E engine, W worker.
-    provisional: the interface may still change within this major version.
+    provisional: the interface may still change within this major version. earlier: "module:Class"
+    of what serves plugins of the major version before, built with a plugin's object; "" = they are
+    not served.
     """
 
     name: str
@@ -35,13 +37,14 @@ class Kind:
     minor: int = 0
     ambient: bool = False
     provisional: bool = False
+    earlier: str = ""
 
     @property
     def group(self) -> str:
         return f"pegboard.{self.name}.v{self.major}"
 
 
-def _kind(name: str, spec: str, chosen: Chosen, roles: str, summary: str, **more: bool) -> Kind:
+def _kind(name: str, spec: str, chosen: Chosen, roles: str, summary: str, **more: Any) -> Kind:
     """spec: the class name, if the class is in the file that has the kind's name, else
     "file:class"."""
     path = spec if ":" in spec else f"{name}:{spec}"
@@ -180,6 +183,8 @@ KINDS: dict[str, Kind] = {
             "one",
             "AW",
             "makes vectors or classes of prompts",
+            major=2,
+            earlier="pegboard.interfaces.earlier:PoolerOfV1",
             provisional=True,
         ),
         _kind(

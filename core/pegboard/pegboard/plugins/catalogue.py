@@ -14,7 +14,7 @@ from pegboard.interfaces.platform import PlatformSpec
 from pegboard.interfaces.spec import Ok, Spec, Verdict
 from pegboard.log import get_logger
 from pegboard.plugins import policy
-from pegboard.plugins.discovery import UNINSTALLED, Scan
+from pegboard.plugins.discovery import UNINSTALLED, Scan, outdated
 from pegboard.plugins.importing import import_part, import_spec, run_probe
 from pegboard.plugins.names import check_kind, not_found
 
@@ -211,6 +211,7 @@ class Catalogue:
                 "value": entry.value,
                 "reason": reason,
                 "enabled": not reason and policy.enabled(self.config, entry),
+                "outdated": "" if reason else outdated(entry),
             }
             for entry, reason in sorted(rows, key=lambda row: row[0].sort_key)
         ]

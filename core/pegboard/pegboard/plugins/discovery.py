@@ -6,7 +6,7 @@ Entry points of kinds that this core does not serve are kept together with the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -61,12 +61,33 @@ def _sorted_out(installed: Installed) -> Scan:
         if (reason := unserved_group(entry.group, entry.distribution))
     ]
     refused = {item.entry for item in unusable}
-    served = [entry for entry in every if entry not in refused]
+    served = _newest(entry for entry in every if entry not in refused)
     return Scan(
         entries=tuple(entry for entry in served if entry.kind != HOOKS_KIND),
         hooks=tuple(entry for entry in served if entry.kind == HOOKS_KIND),
         unusable=tuple(unusable),
         summaries=installed.summaries,
+    )
+
+
+def _newest(entries: Iterable[Entry]) -> list[Entry]:
+    """Leave out entries that their distribution also has for a newer interface. So one wheel serves
+    cores of both major versions."""
+    newest: dict[tuple[str, str, str], Entry] = {}
+    for entry in sorted(entries, key=lambda entry: entry.major):
+        newest[entry.kind, entry.name, entry.distribution] = entry
+    return sorted(newest.values(), key=lambda entry: entry.sort_key)
+
+
+def outdated(entry: Entry) -> str:
+    """Return what to do about a plugin that is served although its interface has a newer major
+    version. Return "" for all others."""
+    kind = KINDS.get(entry.kind)
+    if kind is None or entry.major == kind.major:
+        return ""
+    return (
+        f"made for {kind.name} v{entry.major}, which is served for now; pegboard has "
+        f"v{kind.major}: upgrade {entry.distribution}"
     )
 
 
@@ -82,7 +103,7 @@ def unserved_group(group: str, distribution: str) -> str | None:
     if kind != HOOKS_KIND and kind not in KINDS:
         return f"unknown kind {kind!r}: made for another version of pegboard, or misspelled"
     served = int(HOOKS_GROUP.rpartition("v")[2]) if kind == HOOKS_KIND else KINDS[kind].major
-    if major == served:
+    if major == served or (major == served - 1 and kind in KINDS and KINDS[kind].earlier):
         return None
     upgrade = "pegboard" if major > served else distribution
     return f"made for interface {kind} v{major}, this pegboard serves v{served}: upgrade {upgrade}"

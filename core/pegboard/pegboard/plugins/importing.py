@@ -141,11 +141,9 @@ def incompatibility(entry: Entry, spec: Spec) -> str | None:
     major, dot, minor = spec.api.partition(".")
     if not (dot and major.isdecimal() and minor.isdecimal()):
         return f'api={spec.api!r} is not of the form "major.minor"'
-    if int(major) != kind.major:
-        return (
-            f"needs interface {kind.name} {spec.api}, this pegboard has {kind.major}.{kind.minor}"
-        )
-    if int(minor) > kind.minor:
+    if int(major) != entry.major:
+        return f"is in the group {entry.group}, and its spec says api={spec.api!r}"
+    if int(major) == kind.major and int(minor) > kind.minor:
         return (
             f"needs interface {kind.name} {spec.api}, this pegboard has "
             f"{kind.major}.{kind.minor}: upgrade pegboard"

@@ -17,6 +17,7 @@ from pegboard import env
 from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, PluginBroken, PluginUnsuitable, blame
 from pegboard.installed import Entry
+from pegboard.interfaces import KINDS
 from pegboard.log import get_logger
 from pegboard.plugins import discovery, options, policy
 from pegboard.plugins.catalogue import Catalogue
@@ -78,6 +79,7 @@ class Registry(Catalogue):
             else raw_options
         )
         self._fitting: set[tuple[Entry, str]] = set()
+        self._aged: set[Entry] = set()
 
     @classmethod
     def discover(
@@ -160,7 +162,13 @@ class Registry(Catalogue):
         implementation = self.load(entry)
         chosen_options = self.options(entry)
         with blame(entry.id):
-            return self.checked(entry, implementation(chosen_options, setup), setup)
+            built = implementation(chosen_options, setup)
+            if advice := discovery.outdated(entry):
+                if entry not in self._aged:
+                    self._aged.add(entry)
+                    logger.warning("plugin %s is %s", entry.id, advice)
+                built = import_object(KINDS[entry.kind].earlier)(built)
+            return self.checked(entry, built, setup)
 
     def checked(self, entry: Entry, built: Any, setup: object, part: str = "implementation") -> Any:
         """Return a plugin's object, with PEGBOARD_CHECK wrapped by checks of all that it returns.

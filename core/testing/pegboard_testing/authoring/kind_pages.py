@@ -252,16 +252,23 @@ An interface has a version of its own, apart from releases. The major version is
   adds: a field with a default, an optional method, a flag. A plugin that needs an addition says so with `api="1.1"`, and an older
   core refuses it by name. `pegboard plugins compat PATH --before snapshot.txt` compares what a plugin uses with two versions.
 - **Provisional.** The interface is used by real plugins, but may change in a release, with a line in the changelog. A provisional interface becomes stable when plugins of two authors have used it through two releases.
+- **Two major versions.** A change that breaks plugins raises the major version. Where the table below says *and v1*, plugins of
+  the version before are served, too, with one warning, until the interface changes again. `pegboard plugins list` and
+  `plugins doctor` name them. A wheel may have entry points for both versions, and the newest that core serves counts.
 - **What is not an interface**: everything outside `pegboard.interfaces`, `.layers`, `.ops`, `.data`, `.errors`, `.log`, `.env` and
   the packages named in [plugins.md](plugins.md#what-may-be-imported).
 
 A change of the public names shows in `core/pegboard/pegboard/interfaces/snapshot.txt`, which a test compares, so none is by accident."""  # noqa: E501
 
 
+def _earlier(kind: Kind) -> str:
+    return f", and v{kind.major - 1}" if kind.earlier else ""
+
+
 def stability_page() -> str:
     """Return the page that says kind by kind what is stable."""
     rows = [
-        f"| [`{kind.name}`](kinds/{kind.name}.md) | {kind.major}.{kind.minor} | "
+        f"| [`{kind.name}`](kinds/{kind.name}.md) | {kind.major}.{kind.minor}{_earlier(kind)} | "
         f"{'provisional' if kind.provisional else 'stable'} | {len(contracts(kind.name))} |"
         for kind in sorted(KINDS.values(), key=lambda each: each.provisional)
     ]
