@@ -37,7 +37,7 @@ CEILINGS = {
     "layers": 1150,
     "ops": 430,
     "plan": 910,
-    "plugins": 1185,
+    "plugins": 1195,
     "worker": 3280,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling

@@ -27,7 +27,7 @@ from pegboard.plugins.importing import import_part, import_spec
 from pegboard.plugins.names import check_kind
 from pegboard.plugins.registry import Registry
 from pegboard_doctor import programs
-from pegboard_doctor.explain import decide
+from pegboard_doctor.choices import decide
 
 LIMIT_S = 30
 SHARED = ("numpy", "msgspec", "torch")

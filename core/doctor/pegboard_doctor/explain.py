@@ -6,24 +6,25 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from pegboard.cli.main import main
 from pegboard.config.schema import PluginConfig
 from pegboard.config.sources import plugin_config
-from pegboard.errors import ConfigError, PegboardError, PluginError, UsageError, did_you_mean
+from pegboard.errors import ConfigError, PegboardError, PluginError, UsageError
 from pegboard.installed import Entry
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.spec import Need
-from pegboard.plugins.importing import need_class
+from pegboard.plugins import lockfile
 from pegboard.plugins.names import check_kind
 from pegboard.plugins.options import schema_text
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
+from pegboard_doctor.changes import described, difference, with_changes
+from pegboard_doctor.choices import decide, kernels, need_of
 from pegboard_doctor.trials import refuse_stuck
 
 NO_WINNER = {
@@ -78,9 +79,20 @@ class Why:
         parser.add_argument(
             "--name", help="an explicit choice, or the key to look up in a keyed kind"
         )
-        parser.add_argument("--platform", help="device family to choose for")
+        parser.add_argument(
+            "--platform",
+            "--as",
+            metavar="DEVICE",
+            help="device family to choose for; with --model or --lock it need not be here",
+        )
         parser.add_argument(
             "--model", metavar="REF", help="explain the choices for serving this model"
+        )
+        parser.add_argument(
+            "--lock",
+            metavar="FILE",
+            type=Path,
+            help="explain the choices that `plugins lock --model` has recorded, and what differs",
         )
         parser.add_argument(
             "--json", action="store_true", dest="as_json", help="machine-readable output"
@@ -90,6 +102,8 @@ class Why:
         """Return 0, or 1 if no plugin suits."""
         arguments = self._parser.parse(words)
         config = plugin_config()
+        if arguments.lock is not None:
+            return _why_locked(arguments, config)
         if arguments.model is not None:
             refuse_stuck(_allowed(Registry.discover(config), KINDS))
             return _why_for_model(arguments, config)
@@ -143,7 +157,7 @@ def _why(registry: Registry, arguments: Namespace) -> int:
         return main(
             ["plugins", "list", "--kind", kind.name, *(["--json"] if arguments.as_json else [])]
         )
-    need = _need(arguments.kind, arguments.need, arguments.platform)
+    need = need_of(arguments.kind, arguments.need, arguments.platform)
     refuse_stuck(_allowed(registry, [kind.name]), need)
     if kind.name == "kernel" and not arguments.name:
         return _why_kernels(registry, need, arguments.as_json)
@@ -166,9 +180,9 @@ def _why(registry: Registry, arguments: Namespace) -> int:
             raise
         decision = recorded
     if arguments.as_json:
-        _print_json({**decision.describe(), "error": error})
+        _print_json({**described(decision), "error": error})
     else:
-        print(decision.table())
+        print(with_changes(decision).table())
         if error:
             print(error.partition("\n")[0], file=sys.stderr)
     return 1 if error else 0
@@ -181,7 +195,7 @@ def _allowed(registry: Registry, kinds: Iterable[str]) -> list[Entry]:
 def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
     """Show one choice per op and weight format, the choice of the recorder, and what the probes of
     the chosen kernels found."""
-    decisions = _kernels(registry, need)
+    decisions = kernels(registry, need)
     _print_decisions(
         decisions, as_json, "no kernels are installed: core's torch operators are used"
     )
@@ -199,49 +213,14 @@ def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
     return 0
 
 
-def _kernels(registry: Registry, need: Need) -> list[Decision]:
-    from pegboard.interfaces.kernel import RECORDER, KernelSpec, key_of
-
-    by_key: dict[str, list[Entry]] = {}
-    for entry in registry.entries("kernel"):
-        key = entry.name.partition(".")[0]
-        with suppress(PluginError):  # the choice reports what is broken
-            key = key_of(entry.name, cast(KernelSpec, registry.spec(entry)))
-        by_key.setdefault(key, []).append(entry)
-    for key, among in sorted(by_key.items()):
-        decision = registry.choose("kernel", need, key=key, among=among, required=False)
-        if key == RECORDER and decision.winner is not None:
-            registry.record(replace(decision, notes=tuple(_not_replayed(registry, need))))
-    return [registry.decisions["kernel", key] for key in sorted(by_key)]
-
-
-def _not_replayed(registry: Registry, need: Need) -> Iterator[str]:
-    """The parts of a decode step that no recorder replays, as far as specs tell."""
-    yield "not replayed: sampling, which depends on the parameters of each request"
-    for entry in registry.entries("attention"):
-        with suppress(PluginError):
-            spec = registry.spec(entry)
-            runs_here = need.platform is None or registry.runs_on(spec, need.platform)
-            if runs_here and "replay" not in spec.flags:
-                yield (
-                    f"not replayed: decode and forward with attention {entry.name}, whose spec "
-                    "has no flag 'replay'"
-                )
-    yield (
-        "what else is not replayed depends on the model: the log and GET /v1/pegboard/plugins of "
-        "a running engine show it"
-    )
-
-
 def _why_for_model(arguments: Namespace, config: PluginConfig) -> int:
     """Print the choices for a model: those that depend on the checkpoint, the platform, the kernels
     and the model's layers. Return the exit status, which is 1 if the model cannot run or the
     requested kind is not among the choices."""
     if arguments.kind is not None:
         check_kind(arguments.kind)
-    registry, trouble = decide(
-        arguments.model, config, arguments.kind in (None, "model", "attention")
-    )
+    with_layers = arguments.kind in (None, "model", "attention")
+    registry, trouble = decide(arguments.model, config, with_layers, arguments.platform)
     decisions = [
         decision
         for (kind, _), decision in sorted(registry.decisions.items())
@@ -256,60 +235,42 @@ def _why_for_model(arguments: Namespace, config: PluginConfig) -> int:
     return 0 if decisions and not trouble else 1
 
 
-def decide(model: str, config: PluginConfig, with_layers: bool = True) -> tuple[Registry, str]:
-    """Make the choices for a model. with_layers: also those that depend on its layers. Return the
-    registry that holds them, and why the model cannot run ("" if it can)."""
-    from pegboard.config.sources import engine_settings
-    from pegboard.plan.engine_plan import resolve
-
-    plan, registry = resolve(replace(engine_settings(model, {}), plugins=config))
-    platform = registry.choose("platform", _need("platform", (), None), required=False).winner
-    _kernels(registry, _need("kernel", (), platform.name if platform else None))
+def _why_locked(arguments: Namespace, config: PluginConfig) -> int:
+    """Print the choices that a lock file has recorded, perhaps on another machine. Under each that
+    would not be made here, print what stops it here. Return 1 if there is one, or if the requested
+    kind is not among the choices."""
+    locked = lockfile.read(arguments.lock)
+    if locked.model is None:
+        raise ConfigError(f"{arguments.lock} records no choices: write it with --model REF")
+    decisions = [item for item in locked.decisions if arguments.kind in (None, item.kind)]
+    here: Mapping[tuple[str, str], Decision] = {}
     trouble = ""
-    if platform is not None and with_layers:
-        from pegboard.engine.build import choose_for_model
-
-        try:
-            choose_for_model(plan, registry)
-        except PegboardError as error:
-            trouble = str(error)
-            for place, decision in registry.decisions.items():
-                if place[0] == "model":
-                    registry.record(replace(decision, notes=(f"this model cannot run: {trouble}",)))
-    return registry, trouble
+    try:
+        model = arguments.model or locked.model
+        registry, trouble = decide(model, config, device=arguments.platform)
+        here = registry.decisions
+    except PegboardError as error:
+        trouble = str(error)
+    rows = [(decision, "" if trouble else difference(decision, here)) for decision in decisions]
+    if arguments.as_json:
+        _print_json([{**described(decision), "here": text} for decision, text in rows])
+    else:
+        for decision, text in rows:
+            print(with_changes(decision).table())
+            if text:
+                print(f"  here: {text}")
+    if trouble:
+        print(f"not compared with this machine: {trouble}", file=sys.stderr)
+    elif not decisions:
+        print(f"{arguments.kind}: {arguments.lock} records no such choice", file=sys.stderr)
+    return 0 if decisions and not any(text for _, text in rows) else 1
 
 
 def _print_decisions(decisions: Sequence[Decision], as_json: bool, nothing: str = "") -> None:
     if as_json:
-        _print_json([{**decision.describe(), "error": ""} for decision in decisions])
+        _print_json([{**described(decision), "error": ""} for decision in decisions])
     else:
-        print("\n".join(decision.table() for decision in decisions) or nothing)
-
-
-def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:
-    """Make the kind's Need from KEY=VALUE texts. A value is parsed as JSON if possible and is text
-    otherwise."""
-    from dataclasses import fields
-
-    wanted = need_class(kind)
-    known = [field.name for field in fields(wanted)]
-    values: dict[str, Any] = {"platform": platform}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--need {pair!r}: expected KEY=VALUE")
-        if name not in known:
-            advice = did_you_mean(name, known) or "; it has " + ", ".join(known)
-            raise ConfigError(f"--need {name}: {kind} has no such need{advice}")
-        try:
-            values[name] = json.loads(value)
-        except ValueError:
-            values[name] = value
-    try:
-        need: Need = wanted(**values)
-    except TypeError as error:
-        raise ConfigError(f"--need for {kind}: {error}") from error
-    return need
+        print("\n".join(with_changes(decision).table() for decision in decisions) or nothing)
 
 
 def _field_values(value: Any) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from pegboard.plugins import lockfile
 from pegboard.plugins.discovery import UNINSTALLED
 from pegboard.plugins.lockfile import Difference, LockFile
 from pegboard.plugins.registry import Registry
-from pegboard_doctor.explain import decide
+from pegboard.plugins.selection import Decision
+from pegboard_doctor.choices import decide
 
 FILE = "pegboard-lock.json"
 LIMITS = (
@@ -69,8 +70,8 @@ class Lock:
         distributions = lockfile.installed(registry, kits)
         needed = {name: version for name, version in needed.items() if name not in distributions}
         folders = {name: folder for name in distributions if (folder := _folder(name))}
-        choices = _choices(arguments.model, config) if arguments.model is not None else {}
-        lock = LockFile(1, distributions, needed, folders, arguments.model, choices)
+        decisions = _decisions(arguments.model, config) if arguments.model is not None else []
+        lock = LockFile(1, distributions, needed, folders, arguments.model, decisions)
         try:
             Path(arguments.file).write_bytes(
                 msgspec.json.format(msgspec.json.encode(lock, order="deterministic")) + b"\n"
@@ -81,7 +82,7 @@ class Lock:
             ) from error
         print(
             f"{arguments.file}: {len(distributions)} distributions, {len(needed)} requirements, "
-            f"{len(choices)} choices"
+            f"{len(decisions)} choices"
         )
         print(
             f"pegboard serve --plugins-lock {shlex.quote(arguments.file)} starts with nothing else"
@@ -108,12 +109,13 @@ class Diff:
         config = _unlocked()
         lines = [str(difference) for difference in _differences(locked, config)]
         if locked.model is not None:
-            here = _choices(locked.model, config)
-            for key in sorted({*locked.choices, *here}):
-                before = locked.choices.get(key, "nothing")
-                now = here.get(key, "nothing")
-                if before != now:
-                    lines.append(f"{key}: {before} was chosen for {locked.model}, now {now}")
+            before = _winners(locked.decisions)
+            now = _winners(_decisions(locked.model, config))
+            for key in sorted({*before, *now}):
+                old = before.get(key, "nothing")
+                new = now.get(key, "nothing")
+                if old != new:
+                    lines.append(f"{key}: {old} was chosen for {locked.model}, now {new}")
         print("\n".join(lines) or "nothing differs")
         return 1 if lines else 0
 
@@ -244,11 +246,16 @@ def _required(name: str) -> list[str]:
         return []
 
 
-def _choices(model: str, config: PluginConfig) -> dict[str, str]:
-    """Return "kind" or "kind key" → the plugin that is chosen for the model on this machine."""
+def _decisions(model: str, config: PluginConfig) -> list[Decision]:
+    """Return what is chosen for the model on this machine, and why, sorted by kind and key."""
     registry, _ = decide(model, config)
+    return [decision for _, decision in sorted(registry.decisions.items())]
+
+
+def _winners(decisions: Iterable[Decision]) -> dict[str, str]:
+    """Return "kind" or "kind key" → "distribution:name" of the winner."""
     return {
         f"{decision.kind} {decision.key}".rstrip(): decision.winner.qualified
-        for _, decision in sorted(registry.decisions.items())
+        for decision in decisions
         if decision.winner is not None
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from pegboard.errors import ConfigError, PluginBroken, PluginNotFound
 from pegboard.plugins import discovery
 from pegboard_doctor import trials
 from pegboard_doctor.explain import Show, Why
+from pegboard_doctor.lock import Lock
+from pegboard_testing.authoring.one_request import CONFIG
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
 PARTS = """
@@ -39,6 +42,14 @@ def add_attention(fakes: FakeDistributions) -> None:
     )
     points = {"attention": {"wide": "command_specs:WIDE", "narrow": "command_specs:NARROW"}}
     fakes.add("acme", points, {"command_specs": wide + narrow}, version="2.0")
+
+
+def write_model(folder: Path) -> str:
+    """Write a checkpoint of which only the headers are read."""
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (folder / "tokenizer.json").write_text("{}")
+    return str(folder)
 
 
 def test_show(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +82,70 @@ def test_why(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> No
         run("why", "attention", "--need", "headdim=80")
     with pytest.raises(PluginNotFound):
         run("why", "sampler")
+
+
+def test_why_tells_what_would_have_to_change(
+    fakes: FakeDistributions,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add_attention(fakes)
+    words = ("why", "attention", "--need", "head_dim=64")
+    assert run(*words) == 0
+    assert "outranked  tier portable < tuned; to use it: --attention-backend wide" in " ".join(
+        capsys.readouterr().out.split()
+    ).replace("outranked ", "outranked  ")
+    monkeypatch.setenv("PEGBOARD_PLUGINS", "attention:narrow")
+    assert run(*words, "--json") == 0
+    (_, wide) = json.loads(capsys.readouterr().out)["candidates"]
+    assert wide["change"] == "add attention:wide to plugins.allow"
+    monkeypatch.delenv("PEGBOARD_PLUGINS")
+    source = spec_source("kernel", "ONE", tier="tuned") + spec_source("kernel", "TWO")
+    points = {"kernel": {"op.one": "op_specs:ONE", "op.two": "op_specs:TWO"}}
+    fakes.add("ops", points, {"op_specs": source})
+    assert run("why", "kernel") == 0
+    assert "to use it: deny kernel:op.one" in capsys.readouterr().out
+
+
+def test_why_as_if_another_device_were_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the plugins that are really installed."""
+    model = write_model(tmp_path)
+    assert run("why", "--model", model, "--as", "cuda", "--json") == 0
+    made = {(one["kind"], one["key"]): one for one in json.loads(capsys.readouterr().out)}
+    assert made["platform", ""]["rank"] == "assumed"
+    assert made["kernel", "rms_norm"]["winner"]["name"] == "rms_norm.triton"
+    (attention,) = (one for (kind, _), one in made.items() if kind == "attention")
+    assert attention["winner"]["name"] == "triton" and "dtype='bfloat16'" in attention["need"]
+    with pytest.raises(PluginNotFound, match="no installed plugin provides platform 'abacus'"):
+        run("why", "--model", model, "--as", "abacus")
+
+
+def test_why_from_a_lock_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was chosen there, and what stops it here."""
+    file = str(tmp_path / "lock.json")
+    lock = Lock(None, command_setup("plugins-lock")).run
+    assert lock([file]) == 0
+    with pytest.raises(ConfigError, match="records no choices: write it with --model"):
+        run("why", "--lock", file)
+    assert lock([file, "--model", write_model(tmp_path)]) == 0
+    capsys.readouterr()
+    assert run("why", "attention", "--lock", file) == 0
+    assert "here: " not in (there := capsys.readouterr().out)
+    monkeypatch.setenv("PEGBOARD_PLUGINS", "attention:flex")
+    assert run("why", "attention", "--lock", file) == 1
+    here = capsys.readouterr().out
+    assert here.startswith(there)
+    (line,) = here.removeprefix(there).splitlines()
+    assert line.startswith("  here: pegboard-attention-flex:flex is chosen; ")
+    assert line.endswith(" to plugins.allow")
+    (tmp_path / "config.json").unlink()
+    assert run("why", "attention", "--lock", file) == 0
+    told = capsys.readouterr()
+    assert told.out == there and "not compared with this machine" in told.err
 
 
 def test_why_kernel_tells_of_each_op(

@@ -345,8 +345,9 @@ def test_choices_for_a_model_are_compared(
     file = tmp_path / "lock.json"
     assert run("lock", str(file), "--model", str(tmp_path)) == 0
     locked = json.loads(file.read_text())
-    assert locked["choices"]["model LlamaForCausalLM"].endswith(":LlamaForCausalLM")
-    locked["choices"]["model LlamaForCausalLM"] = "acme:LlamaForCausalLM"
+    (model,) = [made for made in locked["decisions"] if made["kind"] == "model"]
+    assert model["key"] == model["winner"]["name"] == "LlamaForCausalLM"
+    model["winner"]["distribution"] = "acme"
     file.write_text(json.dumps(locked))
     capsys.readouterr()
     assert run("diff", str(file)) == 1

@@ -48,13 +48,20 @@ def fake_distributions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator["FakeDistributions"]:
     """A folder on sys.path in which a test installs fake plugin distributions. Their modules are
-    removed from sys.modules after the test."""
+    removed from sys.modules after the test, and a scan that has seen them is forgotten."""
+    from pegboard import installed
+    from pegboard.plugins import discovery
     from pegboard_testing.fake_distributions import FakeDistributions
 
     root = tmp_path / "site"
     root.mkdir()
     monkeypatch.syspath_prepend(str(root))
+    caches = (installed.installed, discovery.scan)
+    misses = [cache.cache_info().misses for cache in caches]
     yield FakeDistributions(root)
+    for cache, before in zip(caches, misses, strict=True):
+        if cache.cache_info().misses != before:
+            cache.cache_clear()
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(str(root)):
             del sys.modules[name]

@@ -216,7 +216,7 @@ def choose_parser(registry: Registry, kind: str, asked: str, family: Family) -> 
             )
             why = f"{name} is recommended, but {advice}"
     others = tuple(
-        Candidate(entry, "ranked", "name it to use it") for entry in registry.entries(kind)
+        Candidate(entry, "ranked", "no family recommends it") for entry in registry.entries(kind)
     )
     registry.record(Decision(kind, None, others, rank=why))
     return None

@@ -29,6 +29,7 @@ from pegboard.errors import ConfigError, ModelError
 from pegboard.installed import Entry, normalized
 from pegboard.plugins.discovery import UNINSTALLED
 from pegboard.plugins.registry import Registry
+from pegboard.plugins.selection import Decision
 
 CORE = "pegboard"
 STARTUP = {
@@ -50,15 +51,15 @@ class LockedPlugins(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LockFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """distributions: those with plugins, core and its kits. requirements: name → version of
     everything else that they need. folders: name → the folder from which one of the distributions
-    was installed. model: the model for which the choices were made. choices: "kind" or "kind key" →
-    "distribution:name" of the winner."""
+    was installed. model: the model for which the choices were made. decisions: these choices,
+    sorted by kind and key."""
 
     format: Literal[1]
     distributions: dict[str, LockedPlugins]
     requirements: dict[str, str] = {}
     folders: dict[str, str] = {}
     model: str | None = None
-    choices: dict[str, str] = {}
+    decisions: list[Decision] = []
 
 
 def read(path: Path) -> LockFile:

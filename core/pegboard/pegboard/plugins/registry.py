@@ -18,6 +18,7 @@ from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, PluginBroken, PluginUnsuitable, blame
 from pegboard.installed import Entry
 from pegboard.interfaces import KINDS
+from pegboard.interfaces.spec import Ok
 from pegboard.log import get_logger
 from pegboard.plugins import discovery, options, policy
 from pegboard.plugins.catalogue import Catalogue
@@ -80,6 +81,7 @@ class Registry(Catalogue):
         )
         self._fitting: set[tuple[Entry, str]] = set()
         self._aged: set[Entry] = set()
+        self._assumed: dict[Entry, Callable[..., Any]] = {}
 
     @classmethod
     def discover(
@@ -118,11 +120,19 @@ class Registry(Catalogue):
 
     # --- tier 2: implementations ------------------------------------------------------------------
 
+    def assume(self, entry: Entry, implementation: Callable[..., Any]) -> None:
+        """From now on, this plugin's probe has succeeded, and `implementation` is built in its
+        place. It is for explanations of what would be chosen on another machine."""
+        self._verdicts[entry] = Ok()
+        self._assumed[entry] = implementation
+
     def load(self, entry: Entry) -> Callable[..., Any]:
         """Import the entry's implementation. Raises PluginBroken, or PluginUnsuitable for a blocked
         or incompatible entry."""
         if reason := self.blocked(entry):
             raise PluginUnsuitable(f"{entry.id} may not be used: {reason}", plugin=entry.id)
+        if entry in self._assumed:
+            return self._assumed[entry]
         spec = self.spec(entry)
         if reason := incompatibility(entry, spec):
             raise PluginUnsuitable(f"{entry.id} cannot be used: {reason}", plugin=entry.id)

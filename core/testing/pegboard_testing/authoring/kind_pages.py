@@ -16,6 +16,7 @@ from typing import Any
 from pegboard.interfaces import HOOKS_GROUP, KINDS, Kind, hooks
 from pegboard.interfaces.spec import Need, Spec
 from pegboard.plugins.defaults import catalogue, default_enabled, default_name
+from pegboard_doctor.changes import SETTINGS
 from pegboard_testing.authoring.catalogue import REPOSITORY
 from pegboard_testing.authoring.conformance import CONTRACTS
 from pegboard_testing.authoring.page_text import GENERATED, cell, first_sentence, joined
@@ -28,32 +29,6 @@ CHOSEN = {
     "set": "every enabled one",
 }
 """`Kind.chosen` → text."""
-
-SETTINGS = {
-    "platform": "--device",
-    "executor": "--distributed-executor-backend",
-    "model_source": "MODEL, as in `hub:org/name`",
-    "weight_loader": "--load-format",
-    "quantization": "--quantization",
-    "attention": "--attention-backend",
-    "kv_connector": "--kv-connectors",
-    "encoder_connector": "--encoder-connector",
-    "scheduling_policy": "--scheduling-policy",
-    "draft": "--spec-method",
-    "structured_output": "--structured-outputs-config",
-    "logits_processor": "--logits-processors",
-    "sampler": "--sampler",
-    "tokenizer": "--tokenizer-mode",
-    "tool_parser": "--tool-call-parser",
-    "reasoning_parser": "--reasoning-parser",
-    "pooler": "--pooler",
-    "lora_resolver": "--lora-resolvers",
-    "metrics": "--plugins-enable",
-    "api": "--plugins-enable",
-    "builtin_tool": "--plugins-enable",
-    "command": "the word after `pegboard`",
-}
-"""Kind → the setting that names a plugin. For the others, the checkpoint or the machine decides."""
 
 DOCS = REPOSITORY / "docs"
 FOLDER = DOCS / "kinds"
