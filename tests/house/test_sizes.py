@@ -25,7 +25,7 @@ from members import (
 CEILINGS = {
     ".": 310,
     "cli": 345,
-    "config": 730,
+    "config": 735,
     "data": 785,
     "engine": 2135,
     "engine/boundary": 695,
@@ -37,7 +37,7 @@ CEILINGS = {
     "layers": 1150,
     "ops": 430,
     "plan": 910,
-    "plugins": 1195,
+    "plugins": 1290,
     "worker": 3280,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling

@@ -238,14 +238,14 @@ def bare(error: PegboardError) -> PegboardError:
 def expect(value: Any, expected: type[Any] | UnionType, source: object, method: str) -> Any:
     """Return what `source.method()` returned, if it has the expected type, or the methods of an
     expected Protocol. Raises a PluginFailure that names the module of `source`; `errors.blamed`
-    finds the plugin that owns the module. An object of `interfaces.earlier` stands for the plugin
-    that it serves."""
+    finds the plugin that owns the module. An object that stands before a plugin's has that one
+    as `plugin_object`."""
     if getattr(expected, "_is_protocol", False):
         if all(hasattr(value, name) for name in vars(expected) if name[0] != "_"):
             return value
     elif isinstance(value, expected):
         return value
-    source = getattr(source, "earlier_plugin", source)
+    source = getattr(source, "plugin_object", source)
     owner = source if isinstance(source, type) else type(source)
     message = f"{owner.__name__}.{method}() returned a {type(value).__name__}, expected {expected}"
     raise PluginFailure(message, plugin=owner.__module__)

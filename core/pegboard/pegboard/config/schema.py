@@ -623,6 +623,10 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             flag="plugin",
         ),
     ] = []
+    reload: Annotated[
+        bool,
+        doc("For development: read the code of parsers and logits processors when it changes"),
+    ] = False
     lock: Annotated[
         str | None,
         doc("Lock file (pegboard plugins lock): refuse to start with other plugins or versions"),

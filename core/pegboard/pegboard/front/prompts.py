@@ -31,7 +31,6 @@ from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 from pegboard.interfaces.output_parser import ChosenParser, OutputParserSetup, Parsers
 from pegboard.plan.pooling import merged_pooling
-from pegboard.plugins.importing import import_part
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
@@ -519,5 +518,5 @@ def _validators(
             None if arguments is None or spec.arguments is None else arguments.union(spec.arguments)
         )
         if spec.validate is not None:
-            validators[name] = entry.id, import_part(entry, spec.validate, "validate")
+            validators[name] = entry.id, registry.function(entry, spec.validate, "validate")
     return validators, arguments

@@ -1,5 +1,5 @@
 """What serves plugins that were made for the major version before. Each class is built with a
-plugin's object, which it keeps as `earlier_plugin` for messages, and fulfils today's interface
+plugin's object, which it keeps as `plugin_object` for messages, and fulfils today's interface
 (`Kind.earlier`)."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class PoolerOfV1:
     """In v1, `pool` waits for the device, and returns the vectors themselves."""
 
     def __init__(self, plugin: PoolerV1) -> None:
-        self.earlier_plugin = plugin
+        self.plugin_object = plugin
 
     def pool(self, hidden: "Tensor", step: "PoolStep") -> "Callable[[], list[np.ndarray]]":
         """See `pegboard.interfaces.pooler.Pooler.pool`."""
-        vectors = self.earlier_plugin.pool(hidden, step)
+        vectors = self.plugin_object.pool(hidden, step)
         return lambda: vectors

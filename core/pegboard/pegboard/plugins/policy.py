@@ -58,6 +58,8 @@ def enabled(config: PluginConfig, entry: Entry) -> bool:
 def check(config: PluginConfig, scan: Scan) -> None:
     """Raise ConfigError if a pattern or option address matches nothing that is installed or
     catalogued, or if `enable` names something that is not installed or not ambient."""
+    if config.reload and config.lock is not None:
+        raise ConfigError("plugins.reload reads changed code, and plugins.lock forbids it")
     installed = list(scan.all_entries())
     for setting in ("allow", "deny", "override", "enable", "disable"):
         for pattern in getattr(config, setting) or ():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pegboard import env
@@ -32,6 +33,7 @@ from pegboard.plugins.importing import (
     module_name,
 )
 from pegboard.plugins.options import RawOptions
+from pegboard.plugins.reloading import RELOADED, ReloadedProcessor, Reloader
 from pegboard.plugins.selection import Decision
 
 logger = get_logger(__name__)
@@ -82,6 +84,7 @@ class Registry(Catalogue):
         self._fitting: set[tuple[Entry, str]] = set()
         self._aged: set[Entry] = set()
         self._assumed: dict[Entry, Callable[..., Any]] = {}
+        self._reloader = Reloader() if self.config.reload else None
 
     @classmethod
     def discover(
@@ -136,9 +139,14 @@ class Registry(Catalogue):
         spec = self.spec(entry)
         if reason := incompatibility(entry, spec):
             raise PluginUnsuitable(f"{entry.id} cannot be used: {reason}", plugin=entry.id)
+        reloader = self._reloader if entry.kind in RELOADED else None
+        if reloader is not None and reloader.has_changed(entry, spec.implementation):
+            self._fitting.discard((entry, "implementation"))
         implementation: Callable[..., Any] = import_part(
             entry, spec.implementation, "implementation"
         )
+        if reloader is not None:
+            reloader.note(entry, spec.implementation)
         if not callable(implementation):
             message = (
                 f"{entry.id}: {spec.implementation!r} is a {type(implementation).__name__}, "
@@ -168,7 +176,23 @@ class Registry(Catalogue):
     def build(self, entry: Entry, setup: object) -> Any:
         """Return `Implementation(options, setup)`. Raises as `load` and `options` do. An error of
         the constructor becomes a PluginFailure that names the plugin, unless it is one of
-        Pegboard's errors."""
+        Pegboard's errors. With `plugins.reload`, a logits processor follows its code."""
+        if self._reloader is not None and entry.kind == "logits_processor":
+            has_changed = partial(
+                self._reloader.has_changed, entry, self.spec(entry).implementation
+            )
+            return ReloadedProcessor(entry.id, has_changed, partial(self._built, entry, setup))
+        return self._built(entry, setup)
+
+    def function(self, entry: Entry, path: str, what: str) -> Callable[..., Any]:
+        """Return a function of a plugin, which follows its code with `plugins.reload`. Raises
+        PluginBroken."""
+        if self._reloader is not None:
+            return self._reloader.function(entry, path, what)
+        function: Callable[..., Any] = import_part(entry, path, what)
+        return function
+
+    def _built(self, entry: Entry, setup: object) -> Any:
         implementation = self.load(entry)
         chosen_options = self.options(entry)
         with blame(entry.id):
