@@ -10,8 +10,8 @@ GATHER = AttentionSpec(
     implementation="pegboard_attention_gather.backend:GatherAttention",
     tier="reference",
     supports={
-        "dtype": {"float32", "bfloat16"},
-        "kv_dtype": {"float32", "bfloat16"},
+        "dtype": {"float32", "bfloat16", "float16"},
+        "kv_dtype": {"float32", "bfloat16", "float16"},
         "head_dim": True,
         "window": True,
         "chunk": True,
