@@ -20,7 +20,7 @@ from pegboard_doctor.source_code import wanted
 PUBLIC = frozenset({"interfaces", "layers", "ops", "data", "errors", "log", "env"})
 """The modules of `pegboard` that plugins may import. From `pegboard` itself they may import every
 name."""
-SHARED = frozenset({"pegboard_server"})
+SHARED = frozenset({"pegboard_models", "pegboard_server", "pegboard_weights"})
 """Packages that provide plugins and may be imported by others: see docs/plugins.md."""
 
 

@@ -137,6 +137,16 @@ def test_what_may_not_be_imported(
         check_imports(entry)
 
 
+@pytest.mark.parametrize("kind", ["model", "quantization", "kv_connector"])
+def test_what_plugins_share_may_be_imported(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packages that `plugins new` writes import it."""
+    monkeypatch.syspath_prepend(made(tmp_path, kind))
+    value = f"pegboard_{kind}_mine.a:B"
+    check_imports(Entry(kind, "mine", f"pegboard-{kind}-mine", "1.0", value, ""))
+
+
 class Interface:
     def plain(self, a: int, b: int) -> None: ...
     def named(self, a: int, *, key: str) -> None: ...
