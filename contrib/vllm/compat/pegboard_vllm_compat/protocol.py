@@ -83,3 +83,4 @@ class ChatCompletionRequest(_Model):
     chat_template_kwargs: dict[str, Any] | None = None
     skip_special_tokens: bool = True
     include_reasoning: bool = True
+    stream: bool = False
