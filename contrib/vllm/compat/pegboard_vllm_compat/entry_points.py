@@ -13,6 +13,7 @@ log = get_logger(__name__)
 
 GENERAL = "vllm.general_plugins"
 LOGITS = "vllm.logits_processors"
+STATS = "vllm.stat_logger_plugins"
 GROUPS = {
     GENERAL: (
         "run before a script, and by serve, which uses the parsers and LoRA resolvers that they "
@@ -23,8 +24,9 @@ GROUPS = {
         "not used: platforms are plugins of Pegboard (pegboard plugins list --kind platform)"
     ),
     "vllm.io_processor_plugins": "not used: Pegboard has no such kind",
-    "vllm.stat_logger_plugins": (
-        "not used: Pegboard's kind metrics gets samples, and not vLLM's SchedulerStats"
+    STATS: (
+        "used by AsyncLLM and serve, with the fields of vLLM's statistics that Pegboard measures. "
+        "The class LLM does not use them, as in vLLM"
     ),
     "vllm.endpoint_plugins": "not used: routes are plugins of the kind api",
 }
@@ -34,6 +36,11 @@ GROUPS = {
 def logits_processors() -> list[str]:
     """Return "module:Class" of each installed logits processor."""
     return [point.value for point in entry_points(group=LOGITS)]
+
+
+def stat_loggers() -> list[str]:
+    """Return "module:Class" of each installed stat logger."""
+    return [point.value for point in entry_points(group=STATS)]
 
 
 def general() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -112,6 +112,19 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.engine.async_llm_engine": {"AsyncLLMEngine": _ASYNC["AsyncLLMEngine"]},
     "vllm.v1.engine.llm_engine": _ENGINE,
     "vllm.v1.engine.async_llm": {"AsyncLLM": _ASYNC["AsyncLLM"]},
+    "vllm.v1.metrics.loggers": _of(
+        f"{_HERE}.stat_interface", "StatLoggerBase", "StatLoggerFactory"
+    ),
+    "vllm.v1.metrics.stats": _of(
+        f"{_HERE}.stat_interface",
+        "FinishedRequestStats",
+        "IterationStats",
+        "MultiModalCacheStats",
+        "PrefixCacheStats",
+        "PromptTokenStats",
+        "SchedulerStats",
+    ),
+    "vllm.v1.spec_decode.metrics": _of(f"{_HERE}.stat_interface", "SpecDecodingStats"),
     "vllm.v1.metrics.reader": {
         **_of("pegboard.data.output", "Counter", "Gauge", "Histogram", "Vector"),
         "Metric": "pegboard.data.output:MetricValue",
@@ -155,6 +168,8 @@ ABSENT: Mapping[str, str] = {
         "vLLM removed it in 0.12; use StructuredOutputsParams(json=…)"
     ),
     "vllm.ModelRegistry": "models are plugins of Pegboard: see docs/plugins.md",
+    "vllm.v1.metrics.loggers.PrometheusStatLogger": "the metrics plugin prometheus runs anyway",
+    "vllm.v1.metrics.loggers.LoggingStatLogger": "the metrics plugin log runs anyway",
     "vllm.model_executor": "models and layers are plugins of Pegboard: see docs/plugins.md",
     "vllm.platforms": "platforms are plugins of Pegboard: pegboard plugins list --kind platform",
     "vllm.multimodal.MULTIMODAL_REGISTRY": "processors are plugins of Pegboard",

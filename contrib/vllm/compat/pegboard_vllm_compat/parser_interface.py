@@ -66,7 +66,7 @@ class ReasoningParsers(ParserNames):
 class ToolParser:
     """Finds calls in an answer."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, tools: Any = None) -> None:
         self.model_tokenizer = tokenizer
         self.prev_tool_call_arr: list[dict[str, Any]] = []
         self.current_tool_id = -1
