@@ -76,6 +76,7 @@ _PROTOCOL = _of(
     "FunctionCall",
     "ToolCall",
 )
+_IO_PROTOCOL = _of(f"{_HERE}.io_interface", "IOProcessorRequest", "IOProcessorResponse")
 _TOKENIZER = _of(f"{_HERE}.functions", "AnyTokenizer", "TokenizerLike")
 _CLEANUP = _of(f"{_HERE}.functions", "cleanup_dist_env_and_memory")
 
@@ -112,6 +113,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.engine.async_llm_engine": {"AsyncLLMEngine": _ASYNC["AsyncLLMEngine"]},
     "vllm.v1.engine.llm_engine": _ENGINE,
     "vllm.v1.engine.async_llm": {"AsyncLLM": _ASYNC["AsyncLLM"]},
+    "vllm.plugins.io_processors.interface": _of(f"{_HERE}.io_interface", "IOProcessor"),
+    "vllm.entrypoints.pooling.pooling.protocol": _IO_PROTOCOL,
     "vllm.v1.metrics.loggers": _of(
         f"{_HERE}.stat_interface", "StatLoggerBase", "StatLoggerFactory"
     ),
@@ -133,7 +136,9 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.tool_parsers.abstract_tool_parser": _TOOLS,
     "vllm.entrypoints.openai.tool_parsers": _TOOLS,
     "vllm.entrypoints.openai.tool_parsers.abstract_tool_parser": _TOOLS,
-    "vllm.entrypoints.openai.protocol": _PROTOCOL,
+    "vllm.entrypoints.openai.protocol": {**_PROTOCOL, **_IO_PROTOCOL},
+    "vllm.entrypoints.openai.engine.protocol": _PROTOCOL,
+    "vllm.entrypoints.openai.chat_completion.protocol": _PROTOCOL,
     "vllm.reasoning": _REASONING,
     "vllm.reasoning.abs_reasoning_parsers": _REASONING,
     "vllm.reasoning.basic_parsers": _of(f"{_HERE}.parser_interface", "BaseThinkingReasoningParser"),
