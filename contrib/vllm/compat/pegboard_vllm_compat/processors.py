@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pegboard.errors import ConfigError
 from pegboard.log import get_logger
 from pegboard_vllm_compat.bridge import Adapted, write
 from pegboard_vllm_compat.entry_points import logits_processors, stat_loggers
@@ -66,13 +67,17 @@ def _installed() -> list[str]:
 
 def adapted_loggers(loggers: Sequence[Any] | None, *, model: str = "") -> list[Adapted]:
     """Return the installed stat loggers and those that a program has given, as plugins. An
-    installed class of another form is left out with a warning."""
+    installed one that cannot be imported, or has another form, is left out with a warning."""
     targets = []
     for value in stat_loggers():
-        if is_stat_logger(load(value)):
-            targets.append(value)
+        try:
+            reason = "" if is_stat_logger(load(value)) else "it is no StatLoggerBase"
+        except ConfigError as error:
+            reason = str(error)
+        if reason:
+            log.warning("the vLLM stat logger %s is left out: %s", value, reason)
         else:
-            log.warning("the vLLM stat logger %s is left out: it is no StatLoggerBase", value)
+            targets.append(value)
     targets += [give(factory) for factory in loggers or ()]
     return [
         Adapted("metrics", f"vllm-{number}-{target.rpartition(':')[2]}", target, base_model=model)

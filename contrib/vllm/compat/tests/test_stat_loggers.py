@@ -121,12 +121,12 @@ def test_the_fields_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_an_installed_stat_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """serve and AsyncLLM use it. One of another form is left out."""
+    """serve and AsyncLLM use it. One of another form, or that is gone, is left out."""
     info = tmp_path / "counts-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: counts\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[vllm.stat_logger_plugins]\na = counts:Logger\nb = counts:other\n"
+        "[vllm.stat_logger_plugins]\na = counts:Logger\nb = counts:other\nc = counts:gone\n"
     )
     (tmp_path / "counts.py").write_text(
         "from vllm.v1.metrics.loggers import StatLoggerBase\n"
