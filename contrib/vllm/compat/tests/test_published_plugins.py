@@ -130,8 +130,8 @@ def test_a_server(checkpoints: dict[str, str], tmp_path: Path) -> None:
     records: dict[str, list[Any]] = {}
     for record in map(json.loads, lines):
         records.setdefault(record["type"], []).append(record)
-    assert [one["num_generation_tokens"] for one in records["request_stats"]] == [6, 6]
-    assert records["scheduler_sample"][-1]["num_running"] == 0
+    assert [one["NumGenerationTokens"] for one in records["request_stats"]] == [6, 6]
+    assert records["scheduler_sample"][-1]["NumRunning"] == 0
     files = [file for file in (tmp_path / "pping").rglob("*") if file.is_file()]
     assert any("vllm" in file.read_text("utf-8", "replace") for file in files)
 
