@@ -145,16 +145,17 @@ def scheduler_stats(sample: Sample) -> SchedulerStats:
 def iteration_stats(sample: Sample) -> IterationStats:
     """Return what happened since the last sample."""
     seen = sample.observations
-    sources = [
+    computed, local, external = (
         _count(sample, series("prompt_tokens_by_source_total", source))
         for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
-    ]
+    )
+    num_prompt_tokens = _count(sample, "prompt_tokens_total")
     return IterationStats(
         iteration_timestamp=sample.time_s,
         num_generation_tokens=_count(sample, "generation_tokens_total"),
-        num_prompt_tokens=_count(sample, "prompt_tokens_total"),
+        num_prompt_tokens=num_prompt_tokens,
         num_preempted_reqs=_count(sample, "num_preemptions_total"),
-        prompt_token_stats=PromptTokenStats(*sources, _count(sample, "prompt_tokens_total")),
+        prompt_token_stats=PromptTokenStats(computed, local, external, num_prompt_tokens),
         finished_requests=[finished(record) for record in sample.requests],
         max_num_generation_tokens_iter=_numbers(seen, "request_max_num_generation_tokens"),
         n_params_iter=_numbers(seen, "request_params_n"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from pegboard_vllm_compat.parser_adapter import (
 )
 from pegboard_vllm_compat.parser_stream import Answer, argument_tail, tail
 
+from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
+from pegboard.interfaces.api import RequestOptions
 from pegboard.interfaces.output_parser import (
     Content,
     OutputParserSetup,
@@ -25,7 +29,9 @@ from pegboard.interfaces.output_parser import (
     ToolCallEnd,
     ToolCallStart,
 )
-from pegboard.interfaces.tokenizer import Vocabulary
+from pegboard.interfaces.tokenizer import Chat, Vocabulary
+from pegboard_chat.chats import ChatRequest, Chats
+from pegboard_testing.fake_client import FakeEngineClient
 
 pytestmark = pytest.mark.usefixtures("vllm_in_module")
 
@@ -139,6 +145,31 @@ def test_tails() -> None:
     assert argument_tail('{"x":1}', '{"x": 1}') == ""
     assert argument_tail('{"x":', '{"x": 1}') == " 1}"
     assert argument_tail('{"y":', '{"x": 1}') is None
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_chat_gets_several_pieces(thinks: bool) -> None:
+    """Also after a reasoning parser, and the message is that of the whole answer."""
+    text = ("<why>so</why>" if thinks else "") + TEXT
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    chat = Chat(messages=[{"role": "user", "content": "Hi"}], tools=[tool])
+    request = ChatRequest(chat=chat, tool_choice="auto")
+    client = FakeEngineClient(
+        [text],
+        tool_parser=partial(Tool, None),
+        reasoning_parser=partial(Thought, None) if thinks else None,
+    )
+
+    async def answer(kind: RequestOutputKind) -> list[list[Any]]:
+        params = SamplingParams(max_tokens=200, output_kind=kind)
+        outputs = await Chats(client).answer(request, params, RequestOptions(request_id="r"))
+        return [output.events[0] async for output in outputs if output.events.get(0)]
+
+    (whole,) = asyncio.run(answer(RequestOutputKind.FINAL_ONLY))
+    pieces = asyncio.run(answer(RequestOutputKind.DELTA))
+    assert len(pieces) > 5
+    assert facts([event for piece in pieces for event in piece]) == facts(whole)
+    assert facts(whole)[2] == [("f", '{"x": 1}'), ("go", '{"place": "</c"}')]
 
 
 class Letters:
