@@ -8,7 +8,6 @@ from typing import Any
 
 import pegboard
 from pegboard import PoolingParams, PoolingRequestOutput
-from pegboard.config.sources import engine_settings
 from pegboard_vllm_compat.engine_args import of_args, settings_of
 from pegboard_vllm_compat.offline import PoolingOutput
 from pegboard_vllm_compat.processors import adapted_loggers, with_processors
@@ -16,6 +15,8 @@ from pegboard_vllm_compat.processors import adapted_loggers, with_processors
 
 class AsyncLLM(pegboard.AsyncLLM):
     """`pegboard.AsyncLLM`, which also takes every field of EngineArgs."""
+
+    _measures = False
 
     def __init__(
         self,
@@ -26,8 +27,12 @@ class AsyncLLM(pegboard.AsyncLLM):
     ) -> None:
         loggers = adapted_loggers(stat_loggers, model=model or "")
         plain = with_processors(settings_of(settings), model, elsewhere=True, loggers=loggers)
-        # without loggers nobody looks at what this process measures
-        self._open(engine_settings(model, plain), None, () if loggers else None)
+        self._measures = bool(loggers)
+        super().__init__(model, **plain)
+
+    def _open(self, settings: Any, engine: Any, metrics: Any) -> None:
+        # sinks run in this process only if there are metrics, even if it has none of its own
+        super()._open(settings, engine, () if self._measures else metrics)
 
     @classmethod
     def from_engine_args(

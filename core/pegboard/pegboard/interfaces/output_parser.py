@@ -31,8 +31,8 @@ class OutputParserSetup:
     template_kwargs: the request's switches for the chat template (`enable_thinking`, …).
     prompt_end: the end of the rendered prompt as text, including special tokens. It shows whether
     the template has already opened or closed the reasoning. tokenizer: that of `vocabulary`, for
-    the ids of markers; None in tests that need none. is_streamed: the client gets events while the
-    model writes, so there are many chunks. Otherwise there is one chunk, the whole answer."""
+    the ids of markers; None in tests that need none. is_streamed: the answer comes in many chunks,
+    while the model writes. Otherwise there is one chunk, the whole answer."""
 
     vocabulary: "Vocabulary"
     tools: tuple[Mapping[str, Any], ...] = ()
