@@ -52,7 +52,7 @@ class IOProcessor(ABC, Generic[Input, Output]):
 
     def parse_data(self, data: object) -> Any:
         """Return the input that the data of a request describes."""
-        raise NotImplementedError(f"{type(self).__name__} has no parse_request")
+        raise TypeError(f"{type(self).__name__} has no parse_request")
 
     def validate_or_generate_params(
         self, params: SamplingParams | PoolingParams | None = None

@@ -115,9 +115,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.v1.engine.async_llm": {"AsyncLLM": _ASYNC["AsyncLLM"]},
     "vllm.plugins.io_processors.interface": _of(f"{_HERE}.io_interface", "IOProcessor"),
     "vllm.entrypoints.pooling.pooling.protocol": _IO_PROTOCOL,
-    "vllm.v1.metrics.loggers": _of(
-        f"{_HERE}.stat_interface", "StatLoggerBase", "StatLoggerFactory"
-    ),
+    "vllm.v1.metrics.loggers": {
+        "StatLoggerBase": f"{_HERE}.stat_interface:StatLogger",
+        "StatLoggerFactory": f"{_HERE}.stat_interface:StatLoggerFactory",
+    },
     "vllm.v1.metrics.stats": _of(
         f"{_HERE}.stat_interface",
         "FinishedRequestStats",

@@ -17,7 +17,7 @@ from pegboard_vllm_compat.stat_interface import (
     PromptTokenStats,
     SchedulerStats,
     SpecDecodingStats,
-    StatLoggerBase,
+    StatLogger,
 )
 from pegboard_vllm_compat.targets import load
 
@@ -37,7 +37,7 @@ def give(factory: Callable[..., Any]) -> str:
 
 def is_stat_logger(value: Any) -> bool:
     """Return whether this is a class with vLLM's methods."""
-    return isinstance(value, type) and issubclass(value, StatLoggerBase)
+    return isinstance(value, type) and issubclass(value, StatLogger)
 
 
 class VllmStatLogger:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-class StatLoggerBase(ABC):
+class StatLogger(ABC):
     """Takes measurements."""
 
     @abstractmethod
@@ -36,7 +36,7 @@ class StatLoggerBase(ABC):
         """Called when the engine falls asleep or wakes up."""
 
 
-StatLoggerFactory = Callable[..., StatLoggerBase]
+StatLoggerFactory = Callable[..., StatLogger]
 """(vllm_config, engine_index) → a stat logger."""
 
 

@@ -11,7 +11,7 @@ from pegboard_vllm_compat.entry_points import table
 from pegboard_vllm_compat.processors import adapted_loggers
 from pegboard_vllm_compat.serve import with_plugins
 from pegboard_vllm_compat.stat_adapter import VllmStatLogger
-from pegboard_vllm_compat.stat_interface import StatLoggerBase
+from pegboard_vllm_compat.stat_interface import StatLogger
 
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.metrics import MetricsSetup, Sample, series
@@ -19,7 +19,7 @@ from pegboard_testing.contract_metrics import MetricsContract
 from pegboard_testing.fake_engine import FakeEngine
 
 
-class Recorder(StatLoggerBase):
+class Recorder(StatLogger):
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.model = vllm_config.model_config.model
         self.calls: list[Any] = [engine_index]
