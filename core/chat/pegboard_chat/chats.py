@@ -20,7 +20,12 @@ from typing import Any, Literal
 
 from pegboard.data.media import MediaSource, take_media
 from pegboard.data.output import RequestOutput
-from pegboard.data.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from pegboard.data.sampling_params import (
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from pegboard.errors import MalformedRequest, RequestError, expect
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
 from pegboard.interfaces.output_parser import (
@@ -182,9 +187,10 @@ class Chats:
         else:
             outputs = self._client.generate(prompt, prepared, options)
         hides_special = self._keeps_special(checked) and params.skip_special_tokens
+        is_streamed = getattr(params, "output_kind", None) is RequestOutputKind.DELTA
         return read_outputs(
             outputs,
-            partial(self._pipeline, checked),
+            partial(self._pipeline, checked, is_streamed=is_streamed),
             hidden=self._special_texts if hides_special else None,
             is_parallel=request.parallel_tool_calls,
         )
@@ -312,7 +318,9 @@ class Chats:
 
     # --- parse ------------------------------------------------------------------------------------
 
-    def _pipeline(self, checked: _Checked, prompt_token_ids: Sequence[int]) -> Pipeline:
+    def _pipeline(
+        self, checked: _Checked, prompt_token_ids: Sequence[int], *, is_streamed: bool
+    ) -> Pipeline:
         """Return the parsers of one completion."""
         parsers = self._client.parsers()
         is_forced = checked.tool_choice in ("required", "named")
@@ -321,7 +329,7 @@ class Chats:
         )
         if not (parsers.reasoning or reads_calls or is_forced):
             return Pipeline()
-        setup = self._setup(checked, prompt_token_ids)
+        setup = replace(self._setup(checked, prompt_token_ids), is_streamed=is_streamed)
         reasoning = parsers.reasoning.make(setup) if parsers.reasoning else None
         # the tool parser begins after the reasoning that the prompt may have opened
         if reasoning is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
@@ -102,6 +103,22 @@ def test_stream_equals_whole(choice):
     )
     assert shape(whole[1])[0] == "plain </think"
     assert shape(whole[2])[1] == "cut <call a"
+
+
+def test_what_parsers_are_told():
+    """The tokenizer, and whether the answer is streamed."""
+    setups = []
+
+    class Listener(FakeToolParser):
+        def __init__(self, options=None, setup=None):
+            super().__init__(options, setup)
+            setups.append(setup)
+
+    engine = FakeEngineClient(TEXTS, tool_parser=partial(Listener, None))
+    for kind in (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY):
+        read(engine, asked(TOOL, tool_choice="auto"), kind)
+    assert [setup.is_streamed for setup in setups] == [True, False]
+    assert all(setup.tokenizer is engine.tokenizer() for setup in setups)
 
 
 def test_one_call_only():

@@ -102,6 +102,7 @@ def _hints() -> dict[str, Any]:
     hints = {field.name: field.type for field in msgspec.structs.fields(EngineConfig)}
     typed = ((SWITCHES, bool), (TEXTS, str), (NUMBERS, float), (MAPPINGS, dict))
     hints["logits_processors"] = list
+    hints["io_processor_plugin"] = str
     return hints | {name: hint for names, hint in typed for name in names}
 
 

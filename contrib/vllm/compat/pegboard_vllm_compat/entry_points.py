@@ -13,6 +13,8 @@ log = get_logger(__name__)
 
 GENERAL = "vllm.general_plugins"
 LOGITS = "vllm.logits_processors"
+STATS = "vllm.stat_logger_plugins"
+IO = "vllm.io_processor_plugins"
 GROUPS = {
     GENERAL: (
         "run before a script, and by serve, which uses the parsers and LoRA resolvers that they "
@@ -20,13 +22,22 @@ GROUPS = {
     ),
     LOGITS: "used for every request of LLM, AsyncLLM and serve, as in vLLM",
     "vllm.platform_plugins": (
-        "not used: platforms are plugins of Pegboard (pegboard plugins list --kind platform)"
+        "not used: they replace vLLM's workers and kernels, which Pegboard does not have. Write a "
+        "plugin of the kind platform (pegboard plugins new platform NAME), and kernels for it; "
+        "docs/plugins.md says how"
     ),
-    "vllm.io_processor_plugins": "not used: Pegboard has no such kind",
-    "vllm.stat_logger_plugins": (
-        "not used: Pegboard's kind metrics gets samples, and not vLLM's SchedulerStats"
+    IO: (
+        "used by LLM(io_processor_plugin=NAME) and its method encode. Not used by serve: write a "
+        "plugin of the kind api for the route"
     ),
-    "vllm.endpoint_plugins": "not used: routes are plugins of the kind api",
+    STATS: (
+        "used by AsyncLLM and serve, with the fields of vLLM's statistics that Pegboard measures. "
+        "The class LLM does not use them, as in vLLM"
+    ),
+    "vllm.endpoint_plugins": (
+        "not used: they add routes to vLLM's FastAPI application. Write a plugin of the kind api "
+        "(pegboard plugins new api NAME)"
+    ),
 }
 """Group of entry points → what happens with its plugins."""
 
@@ -34,6 +45,16 @@ GROUPS = {
 def logits_processors() -> list[str]:
     """Return "module:Class" of each installed logits processor."""
     return [point.value for point in entry_points(group=LOGITS)]
+
+
+def io_processors() -> dict[str, EntryPoint]:
+    """Return name → the entry point of each installed IO processor."""
+    return {point.name: point for point in entry_points(group=IO)}
+
+
+def stat_loggers() -> list[str]:
+    """Return "module:Class" of each installed stat logger."""
+    return [point.value for point in entry_points(group=STATS)]
 
 
 def general() -> Iterator[tuple[str, Callable[[], object]]]:

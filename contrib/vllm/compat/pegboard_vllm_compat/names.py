@@ -76,6 +76,7 @@ _PROTOCOL = _of(
     "FunctionCall",
     "ToolCall",
 )
+_IO_PROTOCOL = _of(f"{_HERE}.io_interface", "IOProcessorRequest", "IOProcessorResponse")
 _TOKENIZER = _of(f"{_HERE}.functions", "AnyTokenizer", "TokenizerLike")
 _CLEANUP = _of(f"{_HERE}.functions", "cleanup_dist_env_and_memory")
 
@@ -112,6 +113,22 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.engine.async_llm_engine": {"AsyncLLMEngine": _ASYNC["AsyncLLMEngine"]},
     "vllm.v1.engine.llm_engine": _ENGINE,
     "vllm.v1.engine.async_llm": {"AsyncLLM": _ASYNC["AsyncLLM"]},
+    "vllm.plugins.io_processors.interface": _of(f"{_HERE}.io_interface", "IOProcessor"),
+    "vllm.entrypoints.pooling.pooling.protocol": _IO_PROTOCOL,
+    "vllm.v1.metrics.loggers": {
+        "StatLoggerBase": f"{_HERE}.stat_interface:StatLogger",
+        "StatLoggerFactory": f"{_HERE}.stat_interface:StatLoggerFactory",
+    },
+    "vllm.v1.metrics.stats": _of(
+        f"{_HERE}.stat_interface",
+        "FinishedRequestStats",
+        "IterationStats",
+        "MultiModalCacheStats",
+        "PrefixCacheStats",
+        "PromptTokenStats",
+        "SchedulerStats",
+    ),
+    "vllm.v1.spec_decode.metrics": _of(f"{_HERE}.stat_interface", "SpecDecodingStats"),
     "vllm.v1.metrics.reader": {
         **_of("pegboard.data.output", "Counter", "Gauge", "Histogram", "Vector"),
         "Metric": "pegboard.data.output:MetricValue",
@@ -120,7 +137,9 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.tool_parsers.abstract_tool_parser": _TOOLS,
     "vllm.entrypoints.openai.tool_parsers": _TOOLS,
     "vllm.entrypoints.openai.tool_parsers.abstract_tool_parser": _TOOLS,
-    "vllm.entrypoints.openai.protocol": _PROTOCOL,
+    "vllm.entrypoints.openai.protocol": {**_PROTOCOL, **_IO_PROTOCOL},
+    "vllm.entrypoints.openai.engine.protocol": _PROTOCOL,
+    "vllm.entrypoints.openai.chat_completion.protocol": _PROTOCOL,
     "vllm.reasoning": _REASONING,
     "vllm.reasoning.abs_reasoning_parsers": _REASONING,
     "vllm.reasoning.basic_parsers": _of(f"{_HERE}.parser_interface", "BaseThinkingReasoningParser"),
@@ -155,6 +174,8 @@ ABSENT: Mapping[str, str] = {
         "vLLM removed it in 0.12; use StructuredOutputsParams(json=…)"
     ),
     "vllm.ModelRegistry": "models are plugins of Pegboard: see docs/plugins.md",
+    "vllm.v1.metrics.loggers.PrometheusStatLogger": "the metrics plugin prometheus runs anyway",
+    "vllm.v1.metrics.loggers.LoggingStatLogger": "the metrics plugin log runs anyway",
     "vllm.model_executor": "models and layers are plugins of Pegboard: see docs/plugins.md",
     "vllm.platforms": "platforms are plugins of Pegboard: pegboard plugins list --kind platform",
     "vllm.multimodal.MULTIMODAL_REGISTRY": "processors are plugins of Pegboard",

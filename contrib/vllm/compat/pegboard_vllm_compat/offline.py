@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pegboard
 from pegboard import PoolingRequestOutput, env
+from pegboard.errors import RequestError
 from pegboard_vllm_compat.engine_args import of_args, settings_of
+from pegboard_vllm_compat.io_interface import make_io_processor, params_of
 from pegboard_vllm_compat.processors import with_processors
 
 
@@ -24,8 +27,20 @@ class PoolingOutput(list[float]):
 class LLM(pegboard.LLM):
     """`pegboard.LLM`, which also takes every field of EngineArgs."""
 
-    def __init__(self, model: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, io_processor_plugin: str | None = None, **settings: Any
+    ) -> None:
         super().__init__(model, **with_processors(settings_of(settings), model, elsewhere=False))
+        self.io_processor = None
+        if io_processor_plugin is not None:
+            config = SimpleNamespace(
+                model_config=SimpleNamespace(
+                    model=model,
+                    tokenizer=settings.get("tokenizer") or model,
+                    io_processor_plugin=io_processor_plugin,
+                )
+            )
+            self.io_processor = make_io_processor(io_processor_plugin, config)
 
     @classmethod
     def from_engine_args(cls, args: Any) -> "LLM":
@@ -52,12 +67,37 @@ class LLM(pegboard.LLM):
             raise ValueError("start_profile needs the environment variable VLLM_TORCH_PROFILER_DIR")
         super().start_profile(folder)
 
-    def encode(self, *args: Any, **more: Any) -> list[PoolingRequestOutput[Any]]:
-        """See `pegboard.LLM.encode`. The numbers are also there as `outputs.data`, a tensor."""
-        outputs: list[PoolingRequestOutput[Any]] = super().encode(*args, **more)
+    def encode(
+        self, prompts: Any, pooling_params: Any = None, **more: Any
+    ) -> list[PoolingRequestOutput[Any]]:
+        """See `pegboard.LLM.encode`. The numbers are also there as `outputs.data`, a tensor. A
+        mapping with the key "data" is for the IO processor, which makes prompts of it, and one
+        output of theirs."""
+        if isinstance(prompts, dict) and "data" in prompts:
+            return self._processed(prompts, pooling_params, **more)
+        if more.get("pooling_task") == "plugin":
+            raise RequestError('the pooling task "plugin" needs a prompt {"data": …}')
+        outputs: list[PoolingRequestOutput[Any]] = super().encode(prompts, pooling_params, **more)
         for output in outputs:
             output.outputs = PoolingOutput(output.outputs)
         return outputs
+
+    def _processed(
+        self, request: Any, pooling_params: Any, *, pooling_task: str | None = None, **more: Any
+    ) -> list[PoolingRequestOutput[Any]]:
+        """Return the one output of the IO processor."""
+        processor = self.io_processor
+        if processor is None:
+            raise RequestError(
+                'a prompt {"data": …} needs an IO processor: make the LLM with io_processor_plugin'
+            )
+        prompts = processor.pre_process(processor.parse_request(request))
+        params = params_of(processor, pooling_params)
+        task = None if pooling_task == "plugin" else pooling_task
+        outputs = self.encode(prompts, params, pooling_task=task, **more)
+        counts = [output.num_cached_tokens for output in outputs]
+        cached = sum(count for count in counts if count is not None)
+        return [PoolingRequestOutput("", processor.post_process(outputs), [], cached)]
 
 
 class LLMEngine:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
+from pegboard_vllm_compat.protocol import DeltaMessage
+
 
 class ParserNames:
     """Parsers by name. Files of vLLM write `@ToolParserManager.register_module("name")`."""
@@ -64,7 +66,7 @@ class ReasoningParsers(ParserNames):
 class ToolParser:
     """Finds calls in an answer."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, tools: Any = None) -> None:
         self.model_tokenizer = tokenizer
         self.prev_tool_call_arr: list[dict[str, Any]] = []
         self.current_tool_id = -1
@@ -154,3 +156,24 @@ class BaseThinkingReasoningParser(ReasoningParser):
         text = model_output.removeprefix(self.start_token)
         reasoning, end, content = text.partition(self.end_token)
         return reasoning or None, (content or None) if end else None
+
+    def extract_reasoning_streaming(
+        self, previous_text: str, current_text: str, *delta_and_ids: Any
+    ) -> Any:
+        """See `ReasoningParser.extract_reasoning_streaming`. Text that may become one of the tokens
+        is held back."""
+        before = self._certain(previous_text)
+        after = self._certain(current_text)
+        news = [new[len(old) :] or None for old, new in zip(before, after, strict=True)]
+        return DeltaMessage(reasoning=news[0], content=news[1]) if any(news) else None
+
+    def _certain(self, text: str) -> tuple[str, str]:
+        """Return the reasoning and the content that a beginning of an answer has for certain."""
+        if self.start_token.startswith(text):
+            return "", ""
+        reasoning, end, content = text.removeprefix(self.start_token).partition(self.end_token)
+        if end:
+            return reasoning, content
+        lengths = range(min(len(reasoning), len(self.end_token) - 1), 0, -1)
+        size = next((n for n in lengths if reasoning.endswith(self.end_token[:n])), 0)
+        return reasoning[: len(reasoning) - size], ""

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pegboard.errors import ConfigError
 from pegboard.log import get_logger
 from pegboard_vllm_compat.bridge import Adapted, write
-from pegboard_vllm_compat.entry_points import logits_processors
+from pegboard_vllm_compat.entry_points import logits_processors, stat_loggers
 from pegboard_vllm_compat.logits_interface import LogitsProcessor
+from pegboard_vllm_compat.stat_adapter import give, is_stat_logger
 from pegboard_vllm_compat.targets import load
 
 log = get_logger(__name__)
@@ -63,18 +65,44 @@ def _installed() -> list[str]:
     return values
 
 
+def adapted_loggers(loggers: Sequence[Any] | None, *, model: str = "") -> list[Adapted]:
+    """Return the installed stat loggers and those that a program has given, as plugins. An
+    installed one that cannot be imported, or has another form, is left out with a warning."""
+    targets = []
+    for value in stat_loggers():
+        try:
+            reason = "" if is_stat_logger(load(value)) else "it is no StatLoggerBase"
+        except ConfigError as error:
+            reason = str(error)
+        if reason:
+            log.warning("the vLLM stat logger %s is left out: %s", value, reason)
+        else:
+            targets.append(value)
+    targets += [give(factory) for factory in loggers or ()]
+    return [
+        Adapted("metrics", f"vllm-{number}-{target.rpartition(':')[2]}", target, base_model=model)
+        for number, target in enumerate(targets)
+    ]
+
+
 def with_processors(
-    settings: Mapping[str, Any], model: str | None, *, elsewhere: bool
+    settings: Mapping[str, Any],
+    model: str | None,
+    *,
+    elsewhere: bool,
+    loggers: Sequence[Adapted] = (),
 ) -> dict[str, Any]:
-    """Return the settings of an engine, in which classes in vLLM's form are plugins."""
+    """Return the settings of an engine, in which classes in vLLM's form are plugins. loggers: more
+    plugins."""
     processors = settings.get("logits_processors") or ()
     names, items = adapted(processors, elsewhere=elsewhere, model=model or "")
-    if not items:
+    if not items and not loggers:
         return dict(settings)
     files = settings.get("plugin_files") or []
     files = [files] if isinstance(files, str) else [*files]
+    changes: dict[str, Any] = {"logits_processors": names} if items else {}
     return {
         **settings,
-        "logits_processors": names,
-        "plugin_files": [*files, str(write(items, shadow=True))],
+        **changes,
+        "plugin_files": [*files, str(write([*items, *loggers], shadow=True))],
     }

@@ -14,18 +14,20 @@ def random_tool_call_id() -> str:
     return f"chatcmpl-tool-{uuid.uuid4().hex}"
 
 
-class _Model(BaseModel):
+class RequestFields(BaseModel):
+    """Fields that are declared, and any others."""
+
     model_config = ConfigDict(extra="allow")
 
 
-class FunctionCall(_Model):
+class FunctionCall(RequestFields):
     """The name and the arguments, as JSON text, of a call."""
 
     name: str
     arguments: str
 
 
-class ToolCall(_Model):
+class ToolCall(RequestFields):
     """One call."""
 
     id: str = Field(default_factory=random_tool_call_id)
@@ -33,14 +35,14 @@ class ToolCall(_Model):
     function: FunctionCall
 
 
-class DeltaFunctionCall(_Model):
+class DeltaFunctionCall(RequestFields):
     """What is new of a function."""
 
     name: str | None = None
     arguments: str | None = None
 
 
-class DeltaToolCall(_Model):
+class DeltaToolCall(RequestFields):
     """What is new of a call."""
 
     id: str | None = None
@@ -49,7 +51,7 @@ class DeltaToolCall(_Model):
     function: DeltaFunctionCall | None = None
 
 
-class DeltaMessage(_Model):
+class DeltaMessage(RequestFields):
     """What is new of a message."""
 
     role: str | None = None
@@ -59,7 +61,7 @@ class DeltaMessage(_Model):
     tool_calls: list[DeltaToolCall] = Field(default_factory=list)
 
 
-class ExtractedToolCallInformation(_Model):
+class ExtractedToolCallInformation(RequestFields):
     """What a tool parser finds in a whole answer."""
 
     tools_called: bool
@@ -67,14 +69,14 @@ class ExtractedToolCallInformation(_Model):
     content: str | None = None
 
 
-class ChatCompletionToolsParam(_Model):
+class ChatCompletionToolsParam(RequestFields):
     """A tool of a request."""
 
     type: str = "function"
     function: Any = None
 
 
-class ChatCompletionRequest(_Model):
+class ChatCompletionRequest(RequestFields):
     """The parts of a request that a parser can see here."""
 
     messages: list[Any] = Field(default_factory=list)
@@ -83,3 +85,4 @@ class ChatCompletionRequest(_Model):
     chat_template_kwargs: dict[str, Any] | None = None
     skip_special_tokens: bool = True
     include_reasoning: bool = True
+    stream: bool = False

@@ -11,7 +11,7 @@ from pegboard_server.serve import Serve
 from pegboard_vllm_compat import finder
 from pegboard_vllm_compat.bridge import Adapted, write
 from pegboard_vllm_compat.entry_points import general
-from pegboard_vllm_compat.processors import adapted
+from pegboard_vllm_compat.processors import adapted, adapted_loggers
 from pegboard_vllm_compat.registered import registered_by
 from pegboard_vllm_compat.targets import new_module
 
@@ -57,7 +57,7 @@ def with_plugins(words: Sequence[str]) -> list[str]:
     names, of_processors = adapted(processors, elsewhere=True, model=model)
     if names:
         rest += ["--logits-processors", *names]
-    items += of_processors
+    items += of_processors + adapted_loggers(None, model=model)
     return [*rest, "--plugin", str(write(items, shadow=shadow))] if items else rest
 
 

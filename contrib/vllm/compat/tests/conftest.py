@@ -31,6 +31,17 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def vllm() -> Iterator[None]:
     """`import vllm` works during the test. What a script sets for its process is taken back."""
+    yield from with_vllm()
+
+
+@pytest.fixture(scope="module")
+def vllm_in_module() -> Iterator[None]:
+    """The same for all tests of a module. Tests with random inputs need this one."""
+    yield from with_vllm()
+
+
+def with_vllm() -> Iterator[None]:
+    """Make `import vllm` work until the generator goes on."""
     argv = sys.argv
     path = list(sys.path)
     environment = dict(os.environ)

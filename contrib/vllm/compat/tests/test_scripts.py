@@ -10,7 +10,12 @@ import pytest
 from pegboard_vllm_compat.command import prepare
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SLOW = {"async_llm_streaming", "logits_processor_custom_req_init", "simple_profiling"}
+SLOW = {
+    "async_llm_stat_loggers",
+    "async_llm_streaming",
+    "logits_processor_custom_req_init",
+    "simple_profiling",
+}
 """They start processes, or a profiler."""
 
 

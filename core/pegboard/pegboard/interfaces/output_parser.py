@@ -30,12 +30,16 @@ class OutputParserSetup:
     """vocabulary: for token-level markers. tools: the request's tools (OpenAI-shaped).
     template_kwargs: the request's switches for the chat template (`enable_thinking`, …).
     prompt_end: the end of the rendered prompt as text, including special tokens. It shows whether
-    the template has already opened or closed the reasoning."""
+    the template has already opened or closed the reasoning. tokenizer: that of `vocabulary`, for
+    the ids of markers; None in tests that need none. is_streamed: the answer comes in many chunks,
+    while the model writes. Otherwise there is one chunk, the whole answer."""
 
     vocabulary: "Vocabulary"
     tools: tuple[Mapping[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prompt_end: str = ""
+    tokenizer: "Tokenizer | None" = None
+    is_streamed: bool = False
 
     @classmethod
     def after_prompt(
@@ -47,7 +51,7 @@ class OutputParserSetup:
     ) -> "OutputParserSetup":
         """Return the setup for the answer to this prompt."""
         end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
-        return cls(tokenizer.vocabulary(), tuple(tools), template_kwargs or {}, end)
+        return cls(tokenizer.vocabulary(), tuple(tools), template_kwargs or {}, end, tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
