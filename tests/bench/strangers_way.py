@@ -58,23 +58,11 @@ class Way:
         pip = (sys.executable, "-m", "pip", "--python", python, "install", *OFFLINE)
         seconds["install"] = self.run(*pip, str(package))[0]
         seconds["test"] = self.run(python, "-m", "pytest", "-q", str(package))[0]
-        name = self.entry_name(package)
-        words = ("plugins", "test", f"{self.kind}:{name}", "--tests", f"{package}/tests", "--json")
-        seconds["conform"], shown = self.run(*pegboard, *words)
-        checks = json.loads(shown)["checks"]
+        seconds["conform"], shown = self.run(*pegboard, "plugins", "test", str(package), "--json")
+        (report,) = json.loads(shown)
+        checks = report["checks"]
         served = next((each for each in checks if "request" in each["check"]), None)
         return {**seconds, "served": served["status"] if served else "none"}
-
-    def entry_name(self, package: Path) -> str:
-        import tomllib
-
-        project = tomllib.loads((package / "pyproject.toml").read_text("utf-8"))["project"]
-        (names,) = (
-            points
-            for group, points in project["entry-points"].items()
-            if group.startswith(f"pegboard.{self.kind}.")
-        )
-        return str(next(iter(names)))
 
 
 def site_packages() -> str:

@@ -14,10 +14,16 @@ import pytest
 
 from pegboard.cli.main import main
 from pegboard.config.sources import plugin_config
+from pegboard.errors import UsageError
 from pegboard.installed import Entry
 from pegboard.plugins.importing import import_spec
 from pegboard.plugins.registry import Registry
-from pegboard_testing.authoring.conformance import examine, run_tests, serve
+from pegboard_testing.authoring.conformance import (
+    entries_of,
+    examine,
+    run_tests,
+    serve,
+)
 from pegboard_testing.authoring.scaffold import write_package
 from pegboard_testing.contract_source import check_imports, difference
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
@@ -62,6 +68,34 @@ def test_a_new_plugin_conforms(tmp_path: Path) -> None:
     assert {one["status"] for one in checks.values()} == {"passed"}, checks
     assert "tests are of the contract of draft" in checks["contract"]["reason"]
     assert checks["a request"]["reason"] == "48 tokens of 3 requests on a tiny model"
+
+
+def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All plugins of the package are tested, if they are installed."""
+    (root := tmp_path / "site").mkdir()
+    fakes = FakeDistributions(root)
+    points = {"sampler": {"one": "parts:ONE"}, "metrics": {"two": "parts:TWO"}}
+    fakes.add("Acme.Parts", points)
+    registry = Registry(fakes.scan())
+    project = (
+        '[project]\nname = "acme-parts"\n[project.scripts]\nx = "y:z"\n'
+        '[project.entry-points."pegboard.sampler.v1"]\none = "parts:ONE"\n'
+        '[project.entry-points."pegboard.metrics.v1"]\ntwo = "parts:TWO"\n'
+    )
+    file = tmp_path / "pyproject.toml"
+    file.write_text(project)
+    assert [entry.name for entry in entries_of(tmp_path, registry)] == ["two", "one"]
+    for text, told in (
+        (project + 'three = "parts:THREE"\n', "'three' of pegboard.metrics.v1 is not installed"),
+        ('[project]\nname = "x"\n', "has no entry points of pegboard"),
+        ("[project", "cannot be read"),
+        ("", "cannot be read: KeyError"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=told):
+            entries_of(tmp_path, registry)
+    assert main(["plugins", "test", str(tmp_path / "nowhere")]) == 2
+    assert "or a folder with a pyproject.toml" in capsys.readouterr().err
 
 
 def test_each_defect_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""`pegboard plugins test KIND:NAME`: the generic checks, the plugin's own tests with the contract
-of its kind, and a request."""
+"""`pegboard plugins test KIND:NAME` or `FOLDER`: the generic checks, the plugin's own tests with the
+contract of its kind, and a request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import tomllib
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from typing import Any, Literal
 from pegboard import __version__
 from pegboard.config.sources import plugin_config
 from pegboard.errors import PluginError, UsageError
-from pegboard.installed import Entry
+from pegboard.installed import Entry, normalized
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.spec import Spec
 from pegboard.plugins.discovery import UNINSTALLED
@@ -61,18 +62,20 @@ class Conformance:
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._parser = setup.parser(
             prog="pegboard plugins test",
-            description="Test one installed plugin: generic checks, its own tests with the "
-            "contract of its kind, and a request "
+            description="Test an installed plugin, or all of a package's folder: generic checks, "
+            "its own tests with the contract of its kind, and a request "
             "that a tiny model answers with it. The exit status is 1 if anything failed.",
         )
         self._parser.add_argument(
-            "plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"'
+            "plugin",
+            metavar="KIND:NAME|FOLDER",
+            help='"kind:name", "kind:distribution:name", or the folder of an installed package',
         )
         self._parser.add_argument(
             "--tests",
             type=Path,
             metavar="FOLDER",
-            help="the plugin's tests (default: tests/ next to its package)",
+            help="the plugin's tests (default: tests/ in the folder, or next to the package)",
         )
         self._parser.add_argument(
             "--options",
@@ -96,37 +99,78 @@ class Conformance:
 
     def run(self, words: Sequence[str]) -> int:
         arguments: Namespace = self._parser.parse(words)
-        kind, colon, name = arguments.plugin.partition(":")
-        if not (colon and name):
-            raise UsageError(
-                f"{arguments.plugin!r}: expected KIND:NAME, as in 'tool_parser:hermes'"
-            )
         if arguments.tests is not None and not arguments.tests.is_dir():
             raise UsageError(f"--tests {arguments.tests}: there is no such folder")
+        registry = Registry.discover(plugin_config())
+        folder = Path(arguments.plugin)
+        if (folder / "pyproject.toml").is_file():
+            entries = entries_of(folder, registry)
+            if arguments.tests is None and (folder / "tests").is_dir():
+                arguments.tests = folder / "tests"
+        else:
+            entries = [_entry(arguments.plugin, registry)]
         options = _options(arguments.options)
-        entry = Registry.discover(plugin_config()).find(kind, name)
-        if entry.version == UNINSTALLED:
-            raise UsageError(
-                f"{entry.id} is a file, and this tests packages: pegboard plugins new {kind} NAME "
-                "makes one"
-            )
+        reports = [self._report(entry, options, arguments) for entry in entries]
+        if arguments.as_json:
+            shown = reports if folder.is_dir() else reports[0]
+            print(json.dumps(shown, indent=2, ensure_ascii=False))
+        return 0 if all(each["conforms"] for each in reports) else 1
+
+    def _report(
+        self, entry: Entry, options: dict[str, Any], arguments: Namespace
+    ) -> dict[str, Any]:
+        """Examine a plugin. Return the content of conformance.json, or print it as text."""
         results = []
         for result in examine(entry, arguments.tests, options, arguments.limit):
             results.append(result)
             if not arguments.as_json:
-                print(
-                    (
-                        f"{result.status:<7} "
-                        f"{result.check}{f': {result.reason}' if result.reason else ''}"
-                    ),
-                    flush=True,
-                )
+                reason = f": {result.reason}" if result.reason else ""
+                print(f"{result.status:<7} {result.check}{reason}", flush=True)
         conforms = all(result.status != "failed" for result in results)
-        if arguments.as_json:
-            print(json.dumps(report(entry, results, conforms), indent=2, ensure_ascii=False))
-        else:
+        if not arguments.as_json:
             print(f"{entry.id} {'conforms' if conforms else 'does not conform'}")
-        return 0 if conforms else 1
+        return report(entry, results, conforms)
+
+
+def _entry(plugin: str, registry: Registry) -> Entry:
+    kind, colon, name = plugin.partition(":")
+    if not (colon and name):
+        raise UsageError(
+            f"{plugin!r}: expected KIND:NAME, as in 'tool_parser:hermes', or a folder with a "
+            "pyproject.toml"
+        )
+    entry = registry.find(kind, name)
+    if entry.version == UNINSTALLED:
+        raise UsageError(
+            f"{entry.id} is a file, and this tests packages: pegboard plugins new {kind} NAME "
+            "makes one"
+        )
+    return entry
+
+
+def entries_of(folder: Path, registry: Registry) -> list[Entry]:
+    """Return the plugins of a package's folder, as they are installed. Raises UsageError if one is
+    not."""
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+        groups = project.get("entry-points", {})
+        wanted = {(group, name) for group, names in groups.items() for name in names}
+        distribution = normalized(project["name"])
+    except (KeyError, AttributeError, TypeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{folder}/pyproject.toml cannot be read: {error!r}") from error
+    wanted = {(group, name) for group, name in wanted if group.startswith("pegboard.")}
+    entries = [
+        entry
+        for entry in registry.scan.entries
+        if entry.distribution == distribution and (entry.group, entry.name) in wanted
+    ]
+    if missing := sorted(wanted - {(entry.group, entry.name) for entry in entries}):
+        raise UsageError(
+            f"{missing[0][1]!r} of {missing[0][0]} is not installed: pip install -e {folder}"
+        )
+    if not entries:
+        raise UsageError(f"{folder}/pyproject.toml has no entry points of pegboard")
+    return entries
 
 
 def _options(text: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pegboard.errors import PegboardError, PluginNotFound, PluginUnsuitable
+from pegboard.errors import ModelError, PegboardError, PluginNotFound, PluginUnsuitable
 
 Status = Literal["passed", "failed", "none"]
 
@@ -45,6 +45,9 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "executor": lambda name: {"distributed_executor_backend": name},
     "kv_connector": lambda name: {"kv_connectors": [name]},
     "logits_processor": lambda name: {"logits_processors": [name]},
+    "model": lambda name: {"hf_overrides": {"architectures": [name]}},
+    "platform": lambda name: {"device": name},
+    "quantization": lambda name: {"hf_overrides": {"quantization_config": {"quant_method": name}}},
     "sampler": lambda name: {"sampler": name},
     "scheduling_policy": lambda name: {"scheduling_policy": name},
 }
@@ -107,7 +110,7 @@ def judge(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, str]:
             settings["plugin_options"] = {f"{kind}.{name}": options}
         try:
             ids = tokens(folder, settings)
-        except (PluginUnsuitable, PluginNotFound) as error:
+        except (ModelError, PluginUnsuitable, PluginNotFound) as error:
             return "none", f"the plugin does not suit the tiny model or this machine: {error}"
         except Exception as error:  # noqa: BLE001  the plugin's code ran, and may raise anything
             return "failed", f"{type(error).__name__}: {error}"
