@@ -27,8 +27,8 @@ GROUPS = {
         "docs/plugins.md says how"
     ),
     IO: (
-        "used by LLM(io_processor_plugin=NAME) and its method encode. Not used by serve: write a "
-        "plugin of the kind api for the route"
+        "used by LLM(io_processor_plugin=NAME) and its method encode, and by serve "
+        "--io-processor-plugin NAME, whose route POST /pooling takes their data"
     ),
     STATS: (
         "used by AsyncLLM and serve, with the fields of vLLM's statistics that Pegboard measures. "

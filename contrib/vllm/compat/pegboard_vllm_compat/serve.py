@@ -18,7 +18,7 @@ from pegboard_vllm_compat.targets import new_module
 USAGE = """\
 usage: pegboard vllm-compat serve [MODEL] [--tool-parser-plugin FILE.py]
        [--reasoning-parser-plugin FILE.py] [--logits-processors module:Class ...]
-       [--shadow] [flags of pegboard serve]
+       [--io-processor-plugin NAME] [--shadow] [flags of pegboard serve]
 
 Serve a model with plugin files and logits processors that were written for vLLM. All other flags
 are those of pegboard serve, whose --help lists them."""
@@ -58,6 +58,8 @@ def with_plugins(words: Sequence[str]) -> list[str]:
     if names:
         rest += ["--logits-processors", *names]
     items += of_processors + adapted_loggers(None, model=model)
+    for name in _taken(rest, "--io-processor-plugin")[-1:]:
+        items.append(Adapted("api", f"vllm-{name}", name, base_model=model))
     return [*rest, "--plugin", str(write(items, shadow=shadow))] if items else rest
 
 

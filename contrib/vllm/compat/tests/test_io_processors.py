@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 from pegboard_vllm_compat.entry_points import table
+from pegboard_vllm_compat.io_adapter import VllmPooling
 from pegboard_vllm_compat.io_interface import IOProcessor, make_io_processor, params_of
+from pegboard_vllm_compat.serve import with_plugins
+from starlette.testclient import TestClient
 
 from pegboard import PoolingParams
 from pegboard.errors import ConfigError, RequestError
+from pegboard.interfaces.api import ApiSetup, ApiSpec
+from pegboard_testing.fake_client import FakeEngineClient
+from pegboard_testing.served_app import make_app
 
 HERE = Path(__file__).parent
 
@@ -48,6 +54,41 @@ def test_encode(checkpoints: dict[str, str]) -> None:
     llm.io_processor = None
     with pytest.raises(RequestError, match="io_processor_plugin"):
         llm.encode(request)
+
+
+def test_a_route() -> None:
+    """`serve --io-processor-plugin` answers POST /pooling."""
+    assert with_plugins(["model", "--io-processor-plugin=distance"])[1] == "--plugin"
+
+    class Pooling(VllmPooling):
+        target = "distance"
+        shadow = True
+
+    def apis(setup: ApiSetup) -> Any:
+        return [("pooling", Pooling(None, setup), ApiSpec(api="1.0", implementation="x:X"))]
+
+    client = FakeEngineClient(pools=True)
+    http = TestClient(make_app(apis, client), raise_server_exceptions=False)
+
+    def post(status: int, **body: Any) -> Any:
+        answer = http.post("/pooling", json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    answer = post(200, data={"texts": ["a", "abc"]})
+    # the fake makes of ids their sum, their number and 0.5
+    assert answer["data"]["distance"] == pytest.approx(((98 + 99) ** 2 + 2**2) ** 0.5)
+    assert answer["request_id"].startswith("pool-")
+    for told, body in {
+        "expected two texts": {"data": {"texts": []}},
+        "'texts'": {"data": {}},
+        "data": {},
+        'is "plugin"': {"data": {"texts": ["a", "b"]}, "task": "embed"},
+        "other_field": {"data": {"texts": ["a", "b"]}, "other_field": 1},
+        "expected of the IO processor": {"data": {"texts": [{"image": 1}, "b"]}},
+    }.items():
+        assert told in post(400, **body)["error"]["message"]
+    assert post(404, data={"texts": ["a", "b"]}, model="another")
 
 
 def test_which_processor() -> None:

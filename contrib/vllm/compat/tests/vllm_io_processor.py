@@ -15,7 +15,7 @@ class Distance(IOProcessor[list[str], float]):
         self.model = vllm_config.model_config.model
 
     def parse_request(self, request):
-        texts = request["data"]["texts"]
+        texts = (request["data"] if isinstance(request, dict) else request.data)["texts"]
         if len(texts) != 2:
             raise ValueError("expected two texts")
         return texts
@@ -24,7 +24,7 @@ class Distance(IOProcessor[list[str], float]):
         return params or PoolingParams(use_activation=True)
 
     def pre_process(self, prompt, request_id=None, **kwargs):
-        return [{"prompt": text} for text in prompt]
+        return [text if isinstance(text, dict) else {"prompt": text} for text in prompt]
 
     def post_process(
         self, model_output: Sequence[PoolingRequestOutput], request_id=None, **kwargs
