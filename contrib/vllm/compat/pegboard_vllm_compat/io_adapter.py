@@ -82,11 +82,11 @@ class VllmPooling:
         common = RequestOptions(request_id=run, response_id=name, priority=body.priority, lora=lora)
         try:
             given = self._processor.parse_request(IOProcessorRequest(**body.model_dump()))
-            made = await self._processor.pre_process_async(given, request_id=name)
+            inputs = await self._processor.pre_process_async(given, request_id=name)
             params = params_of(self._processor, None)
         except (ValueError, TypeError, KeyError) as error:
             raise RequestError(f"data: {error}", parameter="data") from error
-        prompts = [_prompt(one) for one in (made if isinstance(made, list) else [made])]
+        prompts = [_prompt(one) for one in (inputs if isinstance(inputs, list) else [inputs])]
         result = await while_connected(http.receive, self._run(prompts, params, common))
         answer = self._processor.output_to_response(result)
         if getattr(answer, "request_id", name) is None:
