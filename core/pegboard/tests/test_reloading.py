@@ -21,8 +21,8 @@ from pegboard.errors import ConfigError, PluginBroken, RequestError
 from pegboard.interfaces.logits_processor import AddedRow
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.reloading import ReloadedProcessor
-from pegboard_testing.authoring.one_request import CONFIG, PROMPTS
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
+from pegboard_testing.tiny_engine import CONFIG, PROMPTS
 
 PROCESSOR = """
 class Forces:

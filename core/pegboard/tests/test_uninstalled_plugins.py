@@ -28,7 +28,7 @@ from pegboard.errors import (
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 from pegboard.plugins.importing import import_object
 from pegboard.plugins.registry import Registry
-from pegboard_testing.authoring.one_request import CONFIG, PROMPTS
+from pegboard_testing.tiny_engine import CONFIG, PROMPTS
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "target_token.py"
 META = "class Meta(type):\n"
