@@ -230,8 +230,10 @@ An interface has a version of its own, apart from releases. The major version is
 - **Two major versions.** A change that breaks plugins raises the major version. Where the table below says *and v1*, plugins of
   the version before are served, too, with one warning, until the interface changes again. `pegboard plugins list` and
   `plugins doctor` name them. A wheel may have entry points for both versions, and the newest that core serves counts.
-- **What is not an interface**: everything outside `pegboard.interfaces`, `.layers`, `.ops`, `.data`, `.errors`, `.log`, `.env` and
-  the packages named in [plugins.md](plugins.md#what-may-be-imported).
+- **Shared libraries** may be imported, but have no interface version: they may change in a release, with a line in the changelog.
+  They are the other packages of Pegboard that [plugins.md](plugins.md#what-may-be-imported) names, such as `pegboard_weights`.
+- **What is not an interface**: everything else, which is all outside `pegboard.interfaces`, `.layers`, `.ops`, `.data`, `.errors`,
+  `.log`, `.env` and the shared libraries.
 
 A change of the public names shows in `core/pegboard/pegboard/interfaces/snapshot.txt`, which a test compares, so none is by accident."""  # noqa: E501
 
