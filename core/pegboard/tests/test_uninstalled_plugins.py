@@ -170,6 +170,8 @@ def test_flags_name_files(file: str, tmp_path: Path) -> None:
     )
     for given in (file, Path(file), [Path(file)]):
         assert engine_settings("model", {"plugin_files": given}).plugins.files == [file]
+    denied = engine_settings("model", {"plugins_deny": ["metrics:log"]}).plugins
+    assert denied.deny == ["metrics:log"] and not engine_settings("model", {}).plugins.deny
     assert settings.plugins.files == [file] and settings.engine.logits_processors == [
         "target_token",
         HERE + "Highest",

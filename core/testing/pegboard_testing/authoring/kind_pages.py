@@ -30,6 +30,13 @@ CHOSEN = {
 }
 """`Kind.chosen` → text."""
 
+GUIDES = {
+    "quantization": "quantization_methods.md",
+    "reasoning_parser": "parsers.md",
+    "tool_parser": "parsers.md",
+}
+"""Kind → the page in docs/ that explains how to write a plugin of it."""
+
 DOCS = REPOSITORY / "docs"
 FOLDER = DOCS / "kinds"
 
@@ -120,6 +127,7 @@ def _facts(kind: Kind, module: ModuleType, spec: type[Spec]) -> str:
     by = f"`{setting}`" if (setting or "").startswith("--") else setting
     usual = default_enabled(kind.name) or filter(None, [default_name(kind.name)])
     stability = "provisional" if kind.provisional else "stable"
+    guide = GUIDES.get(kind.name)
     rows = {
         "entry-point group": f"`{kind.group}`",
         "interface": f"`{module.__name__}` {kind.major}.{kind.minor}, {stability}",
@@ -131,6 +139,7 @@ def _facts(kind: Kind, module: ModuleType, spec: type[Spec]) -> str:
             if role in "AEW"
         ),
         "by default": ", ".join(f"`{name}`" for name in usual),
+        "guide": f"[{guide}](../{guide})" if guide else "",
         "scaffold": f"`pegboard plugins new {kind.name} my-plugin`",
         "contract tests": ", ".join(f"`{name}`" for name in contracts(kind.name)),
         "examples": ", ".join(examples(kind.name)),
