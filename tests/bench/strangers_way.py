@@ -15,15 +15,18 @@ import sys
 import sysconfig
 import tempfile
 import time
-import venv
 from pathlib import Path
 
 from tqdm import tqdm
 
 from pegboard_testing.authoring.scaffold import kinds
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "composition"))
+
+from linked_environment import LinkedEnvironment
+
 STEPS = ("write", "install", "test", "conform")
-OFFLINE = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
+OFFLINE = ("--quiet", "--no-deps", "--no-build-isolation")
 
 
 class Way:
@@ -32,16 +35,13 @@ class Way:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
         self.folder = folder
-        venv.create(folder / "environment", with_pip=False)
-        self.bin = folder / "environment/bin"
-        places = {"base": str(folder / "environment"), "platbase": str(folder / "environment")}
-        site = Path(sysconfig.get_path("purelib", vars=places))
-        (site / "others.pth").write_text(f"import site; site.addsitedir({site_packages()!r})\n")
+        packages = Path(sysconfig.get_path("purelib"))
+        self.environment = LinkedEnvironment(folder / "environment", packages)
 
     def run(self, *words: str) -> tuple[float, str]:
         """Returns the seconds and the output of a command, which must succeed."""
         started = time.perf_counter()
-        environment = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"}
+        environment = {**os.environ, "PATH": f"{self.environment.bin}:{os.environ['PATH']}"}
         result = subprocess.run(
             words, cwd=self.folder, env=environment, capture_output=True, text=True
         )
@@ -51,22 +51,18 @@ class Way:
 
     def walk(self) -> dict[str, object]:
         """Returns the seconds of each step, and what `plugins test` says of a request."""
-        python = str(self.bin / "python")
+        python = str(self.environment.bin / "python")
         pegboard = (python, "-m", "pegboard")
         seconds = {"write": self.run(*pegboard, "plugins", "new", self.kind, "mine")[0]}
         (package,) = self.folder.glob("pegboard-*")
-        pip = (sys.executable, "-m", "pip", "--python", python, "install", *OFFLINE)
-        seconds["install"] = self.run(*pip, str(package))[0]
+        pip = self.environment.pip("install", *OFFLINE, package)
+        seconds["install"] = self.run(*pip)[0]
         seconds["test"] = self.run(python, "-m", "pytest", "-q", str(package))[0]
         seconds["conform"], shown = self.run(*pegboard, "plugins", "test", str(package), "--json")
         (report,) = json.loads(shown)
         checks = report["checks"]
         served = next((each for each in checks if "request" in each["check"]), None)
         return {**seconds, "served": served["status"] if served else "none"}
-
-
-def site_packages() -> str:
-    return sysconfig.get_path("purelib")
 
 
 def main(words: list[str]) -> None:

@@ -7,8 +7,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
-import sysconfig
 import tarfile
 import zipfile
 from email import message_from_bytes
@@ -18,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from layers import ROOT, Layers
+from linked_environment import LinkedEnvironment
 from page_server import PATIENCE_S, Server
 from test_sets import GENERATE, MINIMAL, extra
 
@@ -143,23 +142,12 @@ def next_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Environment:
+class Environment(LinkedEnvironment):
     """A virtual environment that has the third-party packages which the set needs, and nothing of
-    Pegboard's. pip finds them installed, so it asks the index for Pegboard's packages only."""
-
-    def __init__(self, folder: Path, third_party: Path) -> None:
-        run(sys.executable, "-m", "venv", "--without-pip", folder)
-        self.bin = folder / "bin"
-        places = {"base": str(folder), "platbase": str(folder)}
-        self.site = Path(sysconfig.get_path("purelib", vars=places))
-        (self.site / "third_party.pth").write_text(f"{third_party}\n")
-
-    def pip(self, *words: str | Path) -> str:
-        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir")
-        return run(*pip, "--python", self.bin / "python", *words)
+    Pegboard's. pip asks the index for Pegboard's packages only."""
 
     def install(self, index: Path, *words: str) -> None:
-        self.pip("install", "-q", "--index-url", f"file://{index}/simple", *words)
+        run(*self.pip("install", "-q", "--index-url", f"file://{index}/simple", *words))
 
     def versions(self) -> dict[str, str]:
         found = distributions(path=[str(self.site)])
@@ -217,7 +205,7 @@ def test_parts_of_two_builds_work_together(
     environment.install(next_build, "--upgrade", *newer)
     assert set(environment.versions().values()) == {NEXT}
     assert environment.generates(checkpoint)
-    environment.pip("check")
+    run(*environment.pip("check"))
 
 
 @pytest.mark.real_model
@@ -226,7 +214,8 @@ def test_an_uninstalled_plugin_is_named(
 ) -> None:
     """The errors of the features that it had say what to install, and so does `plugins add`."""
     environment.install(built, "pegboard[cpu]")
-    environment.pip("uninstall", "-q", "-y", "pegboard-pack-gguf", "pegboard-api-openai")
+    names = ("pegboard-pack-gguf", "pegboard-api-openai")
+    run(*environment.pip("uninstall", "-q", "-y", *names))
     command = environment.bin / "pegboard"
     told = run(command, "check", smollm2_gguf, fails=True)
     assert "pip install pegboard-pack-gguf" in told

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from layers import Layers, wheels_in
+from linked_environment import show_packages
 from page_server import Server
 
 from pegboard_testing.authoring import release
@@ -136,8 +137,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
             # torch needs a newer setuptools, which pip would fetch: that of the others is taken.
             pip = [str(opt / "bin/pip"), "uninstall", "--quiet", "--yes", "setuptools"]
             subprocess.run(pip, check=True, capture_output=True)
-            (site,) = opt.glob("lib/python*/site-packages")
-            (site / "third_party.pth").write_text(f"{third_party}\n")
+            show_packages(opt, third_party)
     return opt
 
 

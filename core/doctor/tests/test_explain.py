@@ -13,8 +13,8 @@ from pegboard.plugins import discovery
 from pegboard_doctor import trials
 from pegboard_doctor.explain import Show, Why
 from pegboard_doctor.lock import Lock
-from pegboard_testing.authoring.one_request import CONFIG
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
+from pegboard_testing.tiny_engine import CONFIG
 
 PARTS = """
 from pegboard.interfaces.spec import Ok

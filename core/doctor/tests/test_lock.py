@@ -18,8 +18,8 @@ from pegboard.errors import ConfigError
 from pegboard.plan.engine_plan import resolve
 from pegboard.plugins import discovery, lockfile
 from pegboard_doctor.lock import Diff, Lock, Sync
-from pegboard_testing.authoring.one_request import CONFIG
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
+from pegboard_testing.tiny_engine import CONFIG
 
 COMMANDS: dict[str, Callable[..., Any]] = {"lock": Lock, "diff": Diff, "sync": Sync}
 

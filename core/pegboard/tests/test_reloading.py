@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from pegboard import LLM, SamplingParams
 from pegboard.config.schema import PluginConfig
-from pegboard.config.sources import engine_settings
 from pegboard.errors import ConfigError, PluginBroken, RequestError
 from pegboard.interfaces.logits_processor import AddedRow
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.reloading import ReloadedProcessor
-from pegboard_testing.authoring.one_request import CONFIG, PROMPTS
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
+from pegboard_testing.tiny_engine import CONFIG, PROMPTS
 
 PROCESSOR = """
 class Forces:
@@ -91,9 +88,7 @@ def test_a_logits_processor(model: str, tmp_path: Path) -> None:
         "logits_processors": ["forces"],
         "plugin_files": [str(file)],
     }
-    settings = engine_settings(model, given)
-    settings = replace(settings, plugins=structs.replace(settings.plugins, reload=True))
-    with LLM.from_settings(settings) as llm:
+    with LLM(model, plugins_reload=True, **given) as llm:
 
         def tokens(on: int) -> list[int]:
             params = SamplingParams(

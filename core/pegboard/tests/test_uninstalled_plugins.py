@@ -28,7 +28,7 @@ from pegboard.errors import (
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 from pegboard.plugins.importing import import_object
 from pegboard.plugins.registry import Registry
-from pegboard_testing.authoring.one_request import CONFIG, PROMPTS
+from pegboard_testing.tiny_engine import CONFIG, PROMPTS
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "target_token.py"
 META = "class Meta(type):\n"
@@ -170,6 +170,8 @@ def test_flags_name_files(file: str, tmp_path: Path) -> None:
     )
     for given in (file, Path(file), [Path(file)]):
         assert engine_settings("model", {"plugin_files": given}).plugins.files == [file]
+    denied = engine_settings("model", {"plugins_deny": ["metrics:log"]}).plugins
+    assert denied.deny == ["metrics:log"] and not engine_settings("model", {}).plugins.deny
     assert settings.plugins.files == [file] and settings.engine.logits_processors == [
         "target_token",
         HERE + "Highest",

@@ -54,12 +54,18 @@ _UNITS = {
 
 def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
     """Return the settings of `LLM(model, **values)`: engine fields, `plugin_options={"kind.name":
-    {field: value}}`, and `plugin_files=["FILE.py"]`. `logits_processors` may hold classes. Raises
-    ConfigError, which names the field, if one is unknown or wrong."""
+    {field: value}}`, `plugin_files=["FILE.py"]`, and the other fields of `PluginConfig`, as
+    `plugins_deny=["kind:name"]`. `logits_processors` may hold classes. Raises ConfigError, which
+    names the field, if one is unknown or wrong."""
     settings = dict(values)
     files = settings.pop("plugin_files", None) or []
     files = [str(file) for file in ([files] if isinstance(files, str | Path) else files)]
     plugins = {"options": settings.pop("plugin_options", None) or {}, "files": files}
+    plugins |= {
+        name: settings.pop(f"plugins_{name}")
+        for name in PluginConfig.__struct_fields__
+        if f"plugins_{name}" in settings and name not in plugins
+    }
     if isinstance(processors := settings.get("logits_processors"), list | tuple):
         settings["logits_processors"] = [
             _class_path(item) if isinstance(item, type) else item for item in processors

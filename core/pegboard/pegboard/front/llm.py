@@ -59,9 +59,10 @@ Loras = LoRARequest | Sequence[LoRARequest | None] | None
 class LLM(SyncControls):
     """One model, loaded in this process, for batches of prompts.
 
-    settings: fields of `EngineConfig` by name, and `plugin_options={"kind.name": {field: value}}`.
-    If `model` is None, the default model is loaded. Use it as a context manager, or call
-    `shutdown`, to free the memory. It is not thread-safe.
+    settings: fields of `EngineConfig` by name, `plugin_options={"kind.name": {field: value}}`,
+    `plugin_files=["FILE.py"]`, and fields of `PluginConfig`, as `plugins_deny=["kind:name"]`. If
+    `model` is None, the default model is loaded. Use it as a context manager, or call `shutdown`,
+    to free the memory. It is not thread-safe.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:

@@ -295,7 +295,8 @@ class AttentionInputs:
     no tokens and seq_len 0, and the extra tokens have slot −1.
 
     query_start_loc: [B+1]. seq_lens: [B], in tokens, including those of this step. block_table: [B,
-    max_blocks] int32. slot_mapping: [T] int64, block_id * block_size + offset; −1 = do not store.
+    max_blocks] int32; 0, the null block, where tokens left the window or chunk and are not kept.
+    slot_mapping: [T] int64, block_id * block_size + offset; −1 = do not store.
 
     If the cache has only a part of each request's tokens, seq_lens counts these. A token of the
     step attends to the first `num_keys` of its request: int32 [T], which never becomes smaller from
@@ -343,7 +344,12 @@ class AttentionBackend(Protocol):
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
         """Hand over the cache, once. `views[layer_index]` holds the layer's named tensors.
-        block_size: in tokens."""
+        block_size: in tokens.
+
+        Slots that were never written may hold NaN, because layers share the memory of blocks. They
+        must not reach a result: 0 · NaN is NaN, so their values have to be left out or replaced,
+        and a softmax weight of 0 is not enough.
+        """
 
     def bind(self, layer: AttentionLayer) -> "Callable[..., Tensor]":
         """Return the layer's callable (q [T, H, D], k [T, K, D], v [T, K, Dv]) → [T, H * Dv]. It

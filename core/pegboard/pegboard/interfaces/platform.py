@@ -161,7 +161,14 @@ class Platform(Protocol):
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
         """Return the current numbers. Cold. `reset_peak` starts a new peak measurement after
-        reading, and gives back memory that nothing uses."""
+        reading, and gives back memory that nothing uses.
+
+        If kv_cache_memory_bytes is not set, they say how large the KV cache is. With the weights
+        loaded, the worker resets the peak, runs a step of the largest size and asks again. The
+        cache gets total · gpu_memory_utilization − peak − what other processes use, which is total
+        − free − used, and less where requests hold memory of their own or steps are recorded. A
+        platform with a limit of its own returns it as the total.
+        """
 
     def zeros(self, num_bytes: int) -> "Tensor":
         """Return zeroed uint8 memory for the KV cache. Raises ConfigError if there is too
@@ -179,11 +186,8 @@ class Platform(Protocol):
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
         """Return settings that this platform prefers, by `EngineConfig` field name (dtype,
         block_size, …). A user's value wins. Each default that is used is recorded with the
-        platform's name.
-
-        If kv_cache_memory_bytes is not set, the worker runs a step of the largest size at start and
-        measures how much memory is left for the KV cache. checkpoint_dtype: `Checkpoint.dtype`.
-        """
+        platform's name. One for kv_cache_memory_bytes spares the measurement (see `memory`).
+        checkpoint_dtype: `Checkpoint.dtype`."""
 
     def profile(self, path: Path | None) -> None:
         """Start the device profiler, which writes below `path`. If `path` is None, stop it."""

@@ -1,5 +1,5 @@
-"""`pegboard plugins test KIND:NAME` or `FOLDER`: the generic checks, the plugin's own tests with the
-contract of its kind, and a request."""
+"""`pegboard plugins test`, of a plugin or a package's folder: the generic checks, the plugin's own
+tests with the contract of its kind, and a request."""
 
 from __future__ import annotations
 

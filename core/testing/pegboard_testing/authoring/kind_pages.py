@@ -30,6 +30,13 @@ CHOSEN = {
 }
 """`Kind.chosen` → text."""
 
+GUIDES = {
+    "quantization": "quantization_methods.md",
+    "reasoning_parser": "parsers.md",
+    "tool_parser": "parsers.md",
+}
+"""Kind → the page in docs/ that explains how to write a plugin of it."""
+
 DOCS = REPOSITORY / "docs"
 FOLDER = DOCS / "kinds"
 
@@ -120,6 +127,7 @@ def _facts(kind: Kind, module: ModuleType, spec: type[Spec]) -> str:
     by = f"`{setting}`" if (setting or "").startswith("--") else setting
     usual = default_enabled(kind.name) or filter(None, [default_name(kind.name)])
     stability = "provisional" if kind.provisional else "stable"
+    guide = GUIDES.get(kind.name)
     rows = {
         "entry-point group": f"`{kind.group}`",
         "interface": f"`{module.__name__}` {kind.major}.{kind.minor}, {stability}",
@@ -131,6 +139,7 @@ def _facts(kind: Kind, module: ModuleType, spec: type[Spec]) -> str:
             if role in "AEW"
         ),
         "by default": ", ".join(f"`{name}`" for name in usual),
+        "guide": f"[{guide}](../{guide})" if guide else "",
         "scaffold": f"`pegboard plugins new {kind.name} my-plugin`",
         "contract tests": ", ".join(f"`{name}`" for name in contracts(kind.name)),
         "examples": ", ".join(examples(kind.name)),
@@ -230,8 +239,10 @@ An interface has a version of its own, apart from releases. The major version is
 - **Two major versions.** A change that breaks plugins raises the major version. Where the table below says *and v1*, plugins of
   the version before are served, too, with one warning, until the interface changes again. `pegboard plugins list` and
   `plugins doctor` name them. A wheel may have entry points for both versions, and the newest that core serves counts.
-- **What is not an interface**: everything outside `pegboard.interfaces`, `.layers`, `.ops`, `.data`, `.errors`, `.log`, `.env` and
-  the packages named in [plugins.md](plugins.md#what-may-be-imported).
+- **Shared libraries** may be imported, but have no interface version: they may change in a release, with a line in the changelog.
+  They are the other packages of Pegboard that [plugins.md](plugins.md#what-may-be-imported) names, such as `pegboard_weights`.
+- **What is not an interface**: everything else, which is all outside `pegboard.interfaces`, `.layers`, `.ops`, `.data`, `.errors`,
+  `.log`, `.env` and the shared libraries.
 
 A change of the public names shows in `core/pegboard/pegboard/interfaces/snapshot.txt`, which a test compares, so none is by accident."""  # noqa: E501
 

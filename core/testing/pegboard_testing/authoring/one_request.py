@@ -20,25 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pegboard.errors import ModelError, PegboardError, PluginNotFound, PluginUnsuitable
+from pegboard_testing.tiny_engine import tokens
 
 Status = Literal["passed", "failed", "none"]
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 256,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
 SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "attention": lambda name: {"attention_backend": name},
     "draft": lambda name: {"speculative_config": {"method": name, "num_speculative_tokens": 3}},
@@ -54,8 +39,6 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
 """Kind → the settings with which the tiny model uses the plugin."""
 SAME_TOKENS = frozenset({"draft", "executor", "kv_connector", "scheduling_policy"})
 """Kinds whose plugins never change a token of a greedy request."""
-PROMPTS = [[1, 2, 3, 4] * 6, [7, 5, 9] * 10, [11]]
-MAX_TOKENS = 16
 TIMEOUT_S = 120
 
 
@@ -78,38 +61,19 @@ def serve_one(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, st
     return answer["status"], answer["reason"]
 
 
-def tokens(folder: Path, settings: dict[str, Any]) -> list[list[int]]:
-    """Return the greedy output of each prompt. settings: fields that `LLM` takes, beside those of
-    the tiny model."""
-    from pegboard import LLM, SamplingParams
-
-    (folder / "config.json").write_text(json.dumps(CONFIG), "utf-8")
-    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, detokenize=False)
-    defaults: dict[str, Any] = {
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "num_gpu_blocks_override": 64,
-    }
-    with LLM(str(folder), **defaults, **settings) as llm:
-        outputs = llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False
-        )
-        return [list(output.outputs[0].token_ids) for output in outputs]
-
-
 def judge(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, str]:
     """Serve the prompts without the plugin and with it. Return the status and its reason."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         try:
-            plain = tokens(folder, {})
+            plain = tokens(folder)
         except PegboardError as error:
             return "none", f"the tiny model does not run here: {error}"
         settings = SETTINGS[kind](name)
         if options:
             settings["plugin_options"] = {f"{kind}.{name}": options}
         try:
-            ids = tokens(folder, settings)
+            ids = tokens(folder, **settings)
         except (ModelError, PluginUnsuitable, PluginNotFound) as error:
             return "none", f"the plugin does not suit the tiny model or this machine: {error}"
         except Exception as error:  # noqa: BLE001  the plugin's code ran, and may raise anything

@@ -14,9 +14,9 @@ from pegboard_attention_gather.plugin import GATHER
 from pegboard_attention_gather.rows import first_visible
 
 from pegboard.interfaces.attention import AttentionLayer, AttentionSetup
-from pegboard_testing.authoring.one_request import tokens
 from pegboard_testing.contract_attention import AttentionContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.tiny_engine import tokens
 
 
 def test_contract() -> None:
@@ -57,5 +57,5 @@ def test_the_first_key_that_a_token_sees(
 def test_an_engine_gives_the_tokens_of_the_default_backend(
     tmp_path: Path, settings: dict[str, int]
 ) -> None:
-    plain = tokens(tmp_path, settings)
-    assert tokens(tmp_path, {**settings, "attention_backend": "gather"}) == plain
+    plain = tokens(tmp_path, **settings)
+    assert tokens(tmp_path, **settings, attention_backend="gather") == plain

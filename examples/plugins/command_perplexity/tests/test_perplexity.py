@@ -14,9 +14,9 @@ from pegboard_command_perplexity.command import Perplexity, logprobs_of
 from pegboard import LLM, SamplingParams
 from pegboard.errors import UsageError
 from pegboard.interfaces.command import Command, CommandSetup
-from pegboard_testing.authoring.one_request import CONFIG
 from pegboard_testing.contract_command import CommandContract, command_setup
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.tiny_engine import CONFIG, DEFAULTS
 
 TEXT = "The capital of France is Paris. The capital of Italy is Rome."
 
@@ -41,12 +41,7 @@ def test_the_number_is_that_of_single_steps(tmp_path: Path) -> None:
     9."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), "utf-8")
     text = "abcdefgh01234567x"
-    tiny: dict[str, Any] = {
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "num_gpu_blocks_override": 16,
-    }
-    with LLM(str(tmp_path), max_model_len=9, max_logprobs=-1, **tiny) as llm:
+    with LLM(str(tmp_path), max_model_len=9, max_logprobs=-1, **DEFAULTS) as llm:
         fake: Any = SimpleNamespace(
             llm_engine=llm.llm_engine,
             generate=llm.generate,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +17,13 @@ from pegboard_platform_slice.platform import SlicePlatform
 from pegboard_platform_slice.probe import probe
 from pydantic import ValidationError
 
-from pegboard import LLM, SamplingParams
 from pegboard.cli.main import main
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
-from pegboard_testing.authoring.one_request import CONFIG, tokens
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_platform import PlatformContract
+from pegboard_testing.tiny_engine import tokens
 
 FACTS = ProbeFacts("x86_64", frozenset(), 4)
 
@@ -122,29 +120,20 @@ def test_the_probe(own_process: list[int]) -> None:
 
 def test_an_engine_serves_on_it(tmp_path: Path, own_process: list[int]) -> None:
     """The tokens are those of the platform `cpu`."""
-    plain = tokens(tmp_path, {"device": "cpu"})
+    plain = tokens(tmp_path, device="cpu")
     options = {"platform.slice": {"cpus": str(own_process[0]), "memory_gib": 0.5}}
-    assert tokens(tmp_path, {"device": "slice", "plugin_options": options}) == plain
+    assert tokens(tmp_path, device="slice", plugin_options=options) == plain
     assert SlicePlatform.in_use == ([own_process[0]], 1)
 
 
 def test_the_cache_gets_what_the_model_leaves_of_the_limit(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG), "utf-8")
-    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
-
-    def tokens_within(memory_gib: float) -> int:
+    def tokens_within(memory_gib: float) -> list[list[int]]:
         options = {"platform.slice": {"memory_gib": memory_gib}}
-        with LLM(
-            str(tmp_path),
-            device="slice",
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            plugin_options=options,
-        ) as llm:
-            outputs = llm.generate([{"prompt_token_ids": [1, 2]}], params, use_tqdm=False)
-        return len(outputs[0].outputs[0].token_ids)
+        return tokens(
+            tmp_path, device="slice", num_gpu_blocks_override=None, plugin_options=options
+        )
 
-    assert tokens_within(0.5) == 4
+    assert all(tokens_within(0.5))
     with pytest.raises(ConfigError, match="KV cache|kv_cache"):
         tokens_within(0.0001)  # less than one request needs
 

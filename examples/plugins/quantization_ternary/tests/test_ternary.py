@@ -144,14 +144,14 @@ def write(folder: Path, tensors: dict[str, Tensor], **more: object) -> Path:
     return folder
 
 
-def answer(folder: Path) -> tuple[list[int], list[float]]:
+def answer(folder: Path, **more: Any) -> tuple[list[int], list[float]]:
     """Return the greedy tokens, and the logprob of each token of the vocabulary in the first
-    place."""
+    place. more: settings."""
     params = SamplingParams(
         temperature=0, max_tokens=8, ignore_eos=True, logprobs=-1, detokenize=False
     )
     settings: dict[str, Any] = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 16}
-    with LLM(str(folder), max_logprobs=-1, **settings) as llm:
+    with LLM(str(folder), max_logprobs=-1, **settings, **more) as llm:
         prompt = {"prompt_token_ids": PROMPT}
         output = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
     assert output.logprobs is not None
@@ -176,12 +176,15 @@ def test_an_engine_computes_with_what_is_stored(tmp_path: Path) -> None:
         if is_quantized(name)
     ]
     assert min(errors) > 0.4 and max(errors) < 0.6, "of normal weights, half of the size is lost"
-    tokens, logprobs = answer(write(tmp_path / "ternary", stored, quantization_config=QUANTIZATION))
+    packed = write(tmp_path / "ternary", stored, quantization_config=QUANTIZATION)
+    tokens, logprobs = answer(packed)
+    exact_tokens, exact = answer(packed, plugins_deny=["pegboard-kernel-cpu"])
     same_tokens, same = answer(write(tmp_path / "rounded", rounded))
     _, before = answer(write(tmp_path / "floats", weights))
-    assert tokens == same_tokens
-    # a CPU's kernels for integers round activations to 8 bits
+    assert tokens == exact_tokens == same_tokens
+    # the kernels of pegboard-kernel-cpu round activations to 8 bits, and torch does not
     assert logprobs == pytest.approx(same, abs=0.05)
+    assert exact == pytest.approx(same, abs=1e-4)
     moved = max(abs(a - b) for a, b in zip(logprobs, before, strict=True))
     assert 0.1 < moved < 5
     sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*/model.safetensors"))]

@@ -31,9 +31,9 @@ from pegboard.data.batch import TransferReport
 from pegboard.errors import ConfigError, EngineDeadError, PegboardError, PluginBroken
 from pegboard.interfaces.executor import ExecutorSetup, Place
 from pegboard.plugins.hosts import check_same_plugins
-from pegboard_testing.authoring.one_request import tokens
 from pegboard_testing.contract_executor import RecordingWorker, is_running, make_batch
 from pegboard_testing.recording_worker import LASTS
+from pegboard_testing.tiny_engine import tokens
 
 sys.path.insert(0, str(Path(__file__).parent))  # for this process and those of the ranks
 
@@ -49,14 +49,14 @@ OWN_RAY = """
 import json, os, sys
 from pathlib import Path
 from pegboard_executor_ray import cluster
-from pegboard_testing.authoring.one_request import tokens
+from pegboard_testing.tiny_engine import tokens
 connect = cluster.Cluster.connect
 def noting(self, num_cpus):
     connect(self, num_cpus)
     seen.append([len(cluster.ray.nodes()), self._folder and self._folder.path])
 cluster.Cluster.connect = noting
 seen = []
-answers = tokens(Path(sys.argv[1]), json.loads(sys.argv[2]))
+answers = tokens(Path(sys.argv[1]), **json.loads(sys.argv[2]))
 print(json.dumps([answers, seen, cluster.ray.is_initialized()]))
 """
 
@@ -66,7 +66,7 @@ SETTINGS: dict[str, Any] = {"num_threads": 1, "distributed_executor_backend": "r
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """The greedy tokens of one rank in this process."""
-    return tokens(tmp_path_factory.mktemp("one"), {"num_threads": 1})
+    return tokens(tmp_path_factory.mktemp("one"), num_threads=1)
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def test_two_nodes_give_the_tokens_of_one_rank(
 ) -> None:
     options = {"executor.ray": {"placement": "STRICT_SPREAD"}}
     settings = {**SETTINGS, "tensor_parallel_size": 2, "plugin_options": options}
-    assert tokens(tmp_path, settings) == expected
+    assert tokens(tmp_path, **settings) == expected
     assert ray.is_initialized(), "the caller's Ray goes on"
 
 

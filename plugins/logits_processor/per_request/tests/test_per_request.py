@@ -18,9 +18,9 @@ from torch import Tensor
 from pegboard import LLM, SamplingParams
 from pegboard.errors import ConfigError
 from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessorSetup
-from pegboard_testing.authoring.one_request import CONFIG, PROMPTS
 from pegboard_testing.contract_logits_processor import VOCABULARY, LogitsProcessorContract
 from pegboard_testing.fake_limits import fake_limits
+from pegboard_testing.tiny_engine import CONFIG, PROMPTS
 
 HERE = f"{__name__}:"
 number = 3
