@@ -42,6 +42,16 @@ PROMPTS = [[1, 2, 3, 4] * 6, [7, 5, 9] * 10, [11]]
 MAX_TOKENS = 16
 
 
+def vectors(folder: Path, **settings: Any) -> list[list[float]]:
+    """Return the vector of each of PROMPTS. folder, settings: as of `tokens`."""
+    from pegboard import LLM
+
+    (folder / "config.json").write_text(json.dumps(CONFIG), "utf-8")
+    with LLM(str(folder), **{**DEFAULTS, "runner": "pooling", **settings}) as llm:
+        outputs = llm.embed([{"prompt_token_ids": prompt} for prompt in PROMPTS], use_tqdm=False)
+        return [list(output.outputs.embedding) for output in outputs]
+
+
 def tokens(folder: Path, **settings: Any) -> list[list[int]]:
     """Return the MAX_TOKENS greedy token ids that follow each of PROMPTS. folder: an empty one, or
     that of an earlier call; the config is written there. settings: fields that `LLM` takes, over

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pegboard.errors import ModelError, PegboardError, PluginNotFound, PluginUnsuitable
-from pegboard_testing.tiny_engine import tokens
+from pegboard_testing.tiny_engine import tokens, vectors
 
 Status = Literal["passed", "failed", "none"]
 
@@ -30,14 +30,16 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "executor": lambda name: {"distributed_executor_backend": name},
     "kv_connector": lambda name: {"kv_connectors": [name]},
     "logits_processor": lambda name: {"logits_processors": [name]},
+    "metrics": lambda name: {"plugins_enable": [f"metrics:{name}"]},
     "model": lambda name: {"hf_overrides": {"architectures": [name]}},
     "platform": lambda name: {"device": name},
+    "pooler": lambda name: {"pooler": name},
     "quantization": lambda name: {"hf_overrides": {"quantization_config": {"quant_method": name}}},
     "sampler": lambda name: {"sampler": name},
     "scheduling_policy": lambda name: {"scheduling_policy": name},
 }
 """Kind → the settings with which the tiny model uses the plugin."""
-SAME_TOKENS = frozenset({"draft", "executor", "kv_connector", "scheduling_policy"})
+SAME_TOKENS = frozenset({"draft", "executor", "kv_connector", "metrics", "scheduling_policy"})
 """Kinds whose plugins never change a token of a greedy request."""
 TIMEOUT_S = 120
 
@@ -63,24 +65,26 @@ def serve_one(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, st
 
 def judge(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, str]:
     """Serve the prompts without the plugin and with it. Return the status and its reason."""
+    answers: Callable[..., Sequence[Sequence[object]]] = vectors if kind == "pooler" else tokens
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         try:
-            plain = tokens(folder)
+            plain = answers(folder)
         except PegboardError as error:
             return "none", f"the tiny model does not run here: {error}"
         settings = SETTINGS[kind](name)
         if options:
             settings["plugin_options"] = {f"{kind}.{name}": options}
         try:
-            ids = tokens(folder, **settings)
+            numbers = answers(folder, **settings)
         except (ModelError, PluginUnsuitable, PluginNotFound) as error:
             return "none", f"the plugin does not suit the tiny model or this machine: {error}"
         except Exception as error:  # noqa: BLE001  the plugin's code ran, and may raise anything
             return "failed", f"{type(error).__name__}: {error}"
-    if not all(ids) or (kind in SAME_TOKENS and ids != plain):
-        return "failed", f"expected the tokens without the plugin, {plain}, found {ids}"
-    return "passed", f"{sum(map(len, ids))} tokens of {len(ids)} requests on a tiny model"
+    if not all(numbers) or (kind in SAME_TOKENS and numbers != plain):
+        return "failed", f"expected the tokens without the plugin, {plain}, found {numbers}"
+    what = "numbers" if kind == "pooler" else "tokens"
+    return "passed", f"{sum(map(len, numbers))} {what} of {len(numbers)} requests on a tiny model"
 
 
 def main(words: Sequence[str]) -> None:
