@@ -134,9 +134,8 @@ def test_the_cache_gets_what_the_model_leaves_of_the_limit(tmp_path: Path) -> No
         )
 
     assert all(tokens_within(0.5))
-    # the cache of one request takes more, so nothing depends on what the process has taken
-    with pytest.raises(ConfigError, match="KV cache"):
-        tokens_within(0.0001)
+    with pytest.raises(ConfigError, match="KV cache|kv_cache"):
+        tokens_within(0.0001)  # less than one request needs
 
 
 def test_the_commands_name_it(capsys: pytest.CaptureFixture[str]) -> None:
