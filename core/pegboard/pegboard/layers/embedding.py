@@ -18,7 +18,8 @@ from pegboard.layers.shards import part_of
 
 class Embedding(WeightLayer):
     """[T] token ids → [T, width]. Only the first stage of a model has it, and the last one if the
-    head has the same table."""
+    head has the same table. A table of learned positions is one, too, built with `build.alone()`,
+    so that every rank has all of it and no adapter changes it."""
 
     def __init__(self, build: Build, num_rows: int, width: int) -> None:
         super().__init__(build)
