@@ -87,7 +87,9 @@ class ModelScopeSource:
     def _fetched(
         self, reference: ModelReference, wanted: FileFilter, progress: Progress, config: HubConfig
     ) -> LocalFiles:
-        api = HubApi(config, endpoint=HubApi(config).resolve_endpoint_for_read(reference.name))
+        # the library takes another revision from the cache if none is named
+        reference = replace(reference, revision=reference.revision or "master")
+        api = HubApi(config, endpoint=_site(config, reference))
         listed = _listed(api, reference)
         chosen = self._chosen(listed, reference, wanted)
         if not wanted.patterns:
@@ -114,7 +116,11 @@ class ModelScopeSource:
                 for name in news
             ],
         )
-        if news:
+        gone = [name for name in record if name not in listed]
+        for name in gone:  # else a loader could take weights that the repository has replaced
+            (root / name).unlink(missing_ok=True)
+            del record[name]
+        if news or gone:
             record |= {name: _entry(root, listed[name]) for name in news if listed[name].sha256}
             _write_record(root, record)
         return self._files(root, chosen, reference, wanted, record)
@@ -136,8 +142,22 @@ class ModelScopeSource:
         model = None if wanted.patterns else model_name(chosen, reference.file, reference.name)
         if model is not None:
             return LocalFiles(root / model)
-        digests = {name: f"sha256:{record[name][0]}" for name in chosen if name in record}
+        digests = {
+            name: f"sha256:{record[name][0]}"
+            for name in chosen
+            if name in record and record[name][1:] == _stamp(root / name)
+        }
         return LocalFiles(root, digests)
+
+
+def _site(config: HubConfig, reference: ModelReference) -> str | None:
+    """Return the site that has a repository; None = that of the config."""
+    try:
+        return HubApi(config).resolve_endpoint_for_read(reference.name)
+    except errors.NotExistError:
+        raise
+    except errors.APIError:
+        return None  # the listing of the files says what is wrong
 
 
 def _with_revision(reference: ModelReference) -> ModelReference:
@@ -219,7 +239,13 @@ def _record(root: Path) -> Record:
         record = json.loads(_record_path(root).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return record if isinstance(record, dict) else {}
+    if not isinstance(record, dict):
+        return {}
+    return {
+        name: entry
+        for name, entry in record.items()
+        if isinstance(entry, list) and len(entry) == 3 and not is_unsafe(name)
+    }
 
 
 def _write_record(root: Path, record: Record) -> None:
@@ -233,8 +259,13 @@ def _write_record(root: Path, record: Record) -> None:
 
 
 def _entry(root: Path, info: FileInfo) -> list[Any]:
-    facts = (root / info.path).stat()
-    return [info.sha256, facts.st_size, facts.st_mtime_ns]
+    return [info.sha256, *_stamp(root / info.path)]
+
+
+def _stamp(path: Path) -> list[int]:
+    """Return the size of a file in bytes and its time of modification in ns."""
+    facts = path.stat()
+    return [facts.st_size, facts.st_mtime_ns]
 
 
 def _is_same(root: Path, record: Record, info: FileInfo) -> bool:
@@ -272,7 +303,6 @@ def _translated(
     """Turn errors of the library, of the network and of the disk into ModelError. Subclasses come
     before their base classes."""
     name = reference.name
-    site = config.endpoint
     try:
         yield
     except errors.CacheNotFound as error:
@@ -291,21 +321,21 @@ def _translated(
     except errors.NotExistError as error:
         hint = "the token may not see it" if config.token else f"it is private: set {TOKEN}"
         raise ModelError(
-            f"there is no repository {name} on {site}: check the spelling, or {hint}"
+            f"there is no repository {name} on {config.endpoint}: check the spelling, or {hint}"
         ) from error
     except errors.NetworkError as error:
         raise ModelError(
-            f"{name}: {site} cannot be reached: check the network, or name another site with "
-            f"MODELSCOPE_ENDPOINT: {_line(error)}"
+            f"{name}: {config.endpoint} cannot be reached: check the network, or name another site "
+            f"with MODELSCOPE_ENDPOINT: {_line(error)}"
         ) from error
     except errors.APIError as error:
         if error.status_code in (401, 403):
             raise ModelError(
-                f"{name}: {site} gives no access: set {TOKEN} to a token of an account that may "
-                f"read it{' (the one that was sent is not)' if config.token else ''}"
+                f"{name}: {config.endpoint} gives no access: set {TOKEN} to a token of an account "
+                f"that may read it{' (the one that was sent is not)' if config.token else ''}"
             ) from error
         raise ModelError(
-            f"{name}: {site} answered with an error, try again later: {_line(error)}"
+            f"{name}: {config.endpoint} answered with an error, try again later: {_line(error)}"
         ) from error
     except (errors.HubError, OSError) as error:
         raise ModelError(

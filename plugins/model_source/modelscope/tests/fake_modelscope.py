@@ -35,7 +35,7 @@ class FakeModelScope:
         if self.status:
             return self.status, b'{"Message": "out of order"}'
         _, api, version, kind, *rest = url.path.split("/")
-        if (api, version, kind) != ("api", "v1", "models"):
+        if (version, kind) != ("v1", "models"):
             return 404, b"{}"
         name = "/".join(rest[:2])
         token = headers.get("authorization", "").removeprefix("Bearer ")
@@ -44,6 +44,8 @@ class FakeModelScope:
         if name not in self.repositories or (name in self.private and not token):
             return 404, b'{"Code": 10010205001, "Message": "no such model"}'
         revisions = self.repositories[name]
+        if api == "openapi":
+            return 200, json.dumps({"success": True, "data": {"id": name}}).encode()
         if rest[2:] == ["revisions"]:
             branches = [{"Revision": one} for one in revisions]
             return 200, json.dumps({"Data": {"RevisionMap": {"Branches": branches}}}).encode()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_modelscope import TOKEN, FakeModelScope
+from fake_modelscope import TOKEN, FakeModelScope, serving
+from modelscope_hub import config, constants
 from pegboard_model_source_modelscope.modelscope import ModelScopeSource
 
 from pegboard.errors import ModelError
@@ -166,6 +168,55 @@ def test_only_what_has_changed_is_read_again(site: FakeModelScope, cache: Path) 
     fetch(cache)
     assert sorted(site.reads) == [("master", "config.json"), ("master", "tokenizer.json")]
     assert (root / "config.json").read_bytes() == b"{}"
+
+
+def test_another_revision_in_the_cache_is_no_substitute(site: FakeModelScope, cache: Path) -> None:
+    """The library takes the only revision in the cache if none is named."""
+    site.repositories["org/name"]["v1"] = {**MODEL, **WEIGHTS}
+    fetch(cache, revision="v1")
+    root = fetch(cache).root
+    assert root.name == "master" and names_in(root) == set(MODEL) | set(WEIGHTS)
+
+
+def test_what_the_repository_has_removed_goes(site: FakeModelScope, cache: Path) -> None:
+    """Else a loader could take the old weights."""
+    root = fetch(cache).root
+    (root / "mine.safetensors").write_bytes(b"x")
+    files = site.repositories["org/name"]["master"]
+    files["model.safetensors"] = files.pop(*WEIGHTS)
+    assert fetch(cache).root == root
+    assert names_in(root) == set(MODEL) | {"model.safetensors", "mine.safetensors"}
+
+
+def test_a_damaged_record_is_ignored(site: FakeModelScope, cache: Path) -> None:
+    root = fetch(cache).root
+    for text in ("{", "[]", '{"config.json": 1, "../x": ["a", 1, 2]}'):
+        (root.parent / ".master.pegboard.json").write_text(text)
+        assert fetch(cache).root == root
+    assert len(site.reads) == len(MODEL) + len(WEIGHTS)
+
+
+def test_a_changed_file_has_no_digest(cache: Path) -> None:
+    root = fetch(cache).root
+    (root / "config.json").write_bytes(b"[1]")
+    files = fetch(cache, offline=True)
+    assert set(files.digests) == names_in(root) - {"config.json"}
+
+
+def test_the_second_site_is_asked(site: FakeModelScope, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = FakeModelScope()
+    other.repositories["org/other"] = {"master": {"config.json": b"{}"}}
+    first = os.environ["MODELSCOPE_ENDPOINT"]
+    monkeypatch.delenv("MODELSCOPE_ENDPOINT")
+    with serving(other) as second:
+        monkeypatch.setattr(constants, "DEFAULT_ENDPOINT", first)
+        monkeypatch.setattr(config, "DEFAULT_ENDPOINT", first)
+        monkeypatch.setattr(constants, "DEFAULT_INTL_ENDPOINT", second)
+        cache = Path.home() / "cache"
+        assert names_in(fetch(cache, "org/other").root) == {"config.json"}
+        assert fetch(cache).root.parts[-3] == "org--name"
+        with pytest.raises(ModelError, match="no repository org/none"):
+            fetch(cache, "org/none")
 
 
 def test_unchanged_files_are_not_verified_again(
