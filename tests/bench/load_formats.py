@@ -5,6 +5,9 @@ weights are read and copied once, as layers do.
 
 It prints a table of medians, with a cold page cache (only as root, which may drop it) and a warm
 one. The checkpoint is deleted afterwards. Formats whose library is not installed are left out.
+
+With PEGBOARD_PEER_VLLM, the Python of an environment with vLLM (CPU), vLLM's own loader reads the
+checkpoint too, in a process of its own that has started before.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +46,7 @@ LOADERS = {
     ),
 }
 """Load format → its loader, and the library that it needs."""
+PEER = os.environ.get("PEGBOARD_PEER_VLLM")
 CACHES = Path("/proc/sys/vm/drop_caches")
 
 
@@ -88,6 +94,35 @@ def readers(folder: Path) -> dict[str, Callable[[], None]]:
     return {**chosen, "safetensors' load_file": with_library}
 
 
+@contextmanager
+def vllm_reader(folder: Path) -> Iterator[dict[str, Callable[[], None]]]:
+    """Yield the reader that is a process of vLLM, by its name and version; {} without one."""
+    if not PEER:
+        yield {}
+        return
+    script = Path(__file__).with_name("read_with_vllm.py")
+    with subprocess.Popen(
+        [PEER, str(script), str(folder), str(ROWS), str(COLUMNS)],
+        env={**os.environ, "PYTHONPATH": "", "VLLM_LOGGING_LEVEL": "ERROR"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as peer:
+        assert peer.stdin is not None and peer.stdout is not None
+        commands = peer.stdin
+        answers = peer.stdout
+        version = answers.readline().strip()
+
+        def read() -> None:
+            commands.write("\n")
+            commands.flush()
+            if answers.readline() != "done\n":
+                raise RuntimeError("vLLM's process has ended")
+
+        yield {f"vLLM {version}'s loader": read} if version else {}
+        commands.close()
+
+
 def seconds(read: Callable[[], None], folder: Path, *, is_cold: bool) -> float:
     if is_cold:
         os.sync()
@@ -114,15 +149,16 @@ def main() -> None:
         num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         print(f"{num_bytes / 1e9:.1f} GB, {os.cpu_count()} CPUs, medians of {args.runs}, seconds")
         print("| load format | cold page cache | warm page cache |\n|---|---|---|")
-        for name, read in readers(folder).items():
-            cells = []
-            for is_cold in (True, False):
-                if is_cold and not os.access(CACHES, os.W_OK):
-                    cells.append("not measured")
-                    continue
-                times = [seconds(read, folder, is_cold=is_cold) for _ in range(args.runs)]
-                cells.append(f"{statistics.median(times):.2f}")
-            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        with vllm_reader(folder) as peer:
+            for name, read in {**readers(folder), **peer}.items():
+                cells = []
+                for is_cold in (True, False):
+                    if is_cold and not os.access(CACHES, os.W_OK):
+                        cells.append("not measured")
+                        continue
+                    times = [seconds(read, folder, is_cold=is_cold) for _ in range(args.runs)]
+                    cells.append(f"{statistics.median(times):.2f}")
+                print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

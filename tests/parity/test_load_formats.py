@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from pegboard_weight_loader_mistral.params import MODULES, NAMES, OUTSIDE
@@ -20,7 +21,7 @@ PROMPT = {"prompt_token_ids": list(range(3, 20))}
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1, detokenize=False)
 
 
-def answers(folder: Path, load_format: str, **settings: Any) -> list[dict[int, float]]:
+def answers(folder: Path | str, load_format: str, **settings: Any) -> list[dict[int, float]]:
     llm = LLM(
         str(folder),
         load_format=load_format,
@@ -113,6 +114,31 @@ def test_a_load_format_gives_the_same_logprobs(
     shutil.copytree(model[0], folder)
     FORMATS[name](folder)
     for place, expected in zip(answers(folder, name), model[1], strict=True):
+        assert place == pytest.approx(expected, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "pt"])
+def test_pickled_weights_from_the_hub(
+    load_format: str,
+    model: tuple[Path, list[dict[int, float]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A repository that has nothing else."""
+    repository = tmp_path / "repository"
+    shutil.copytree(model[0], repository)
+    as_pickles(repository)
+
+    def download(name: str, *, allow_patterns: list[str], **more: Any) -> str:
+        folder = tmp_path / "snapshot"
+        folder.mkdir(exist_ok=True)
+        for path in repository.iterdir():
+            if any(path.match(pattern) for pattern in allow_patterns):
+                shutil.copy(path, folder)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    for place, expected in zip(answers("org/name", load_format), model[1], strict=True):
         assert place == pytest.approx(expected, abs=TOLERANCE)
 
 

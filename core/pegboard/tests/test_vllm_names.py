@@ -487,11 +487,11 @@ def test_variables_of_vllm(monkeypatch, caplog):
         == "the environment variable VLLM_CPU_KVCACHE_SPACE"
     )
     assert settings.engine.batch_invariant
+    assert settings.plugins.deny == ["model_source:hub"]
     assert env.api_key() == "secret" and env.log_level() == "WARNING"
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 3 and "secret" not in " ".join(told)
+    assert len(told) == 2 and "secret" not in " ".join(told)
     for name in (
-        "VLLM_USE_MODELSCOPE",
         "VLLM_ATTENTION_BACKEND has no effect in Pegboard; use --attention-backend",
         "VLLM_WORKER_MULTIPROC_METHOD",
     ):

@@ -1,7 +1,8 @@
 """The model source `hub`: repositories of the Hugging Face Hub, through the huggingface_hub
 library.
 
-Pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never fetched: most programs run code of them.
+Pickled weights (*.bin, *.pt, *.pth) are fetched only if the repository has no safetensors files and
+a loader for them is installed: most programs run code of such files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "merges.
 WEIGHTS = ("*.safetensors",)
 PART = "?????-of-?????"
 """The end of the name of a part of a split GGUF file."""
-NEVER = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+PICKLED = (("*.bin",), ("*.pt", "*.pth"))
+"""Groups of files of torch.save. Only the first group that a repository has is fetched."""
+NO_WEIGHTS = ("optimizer.*", "scaler.*", "scheduler.*", "training_args.*", "rng_state*", "*/*")
+"""Files that trainers write next to the weights, and all files in folders."""
+UNASKED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
 _SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 
@@ -50,27 +55,59 @@ class HubSource:
     def fetch(
         self, reference: ModelReference, wanted: FileFilter, progress: Progress
     ) -> LocalFiles:
-        patterns = list(wanted.patterns or _patterns(reference.file))
+        patterns = wanted.patterns or _patterns(reference.file)
         try:
             with _translated(reference, self._setup):
-                root = Path(
-                    huggingface_hub.snapshot_download(
-                        reference.name,
-                        revision=reference.revision,
-                        cache_dir=_cache_dir(self._setup),
-                        token=self._setup.token,
-                        local_files_only=self._setup.offline,
-                        allow_patterns=patterns,
-                        ignore_patterns=list(NEVER),
-                        tqdm_class=_bars(reference.name, progress),
-                    )
-                )
+                root = self._download(reference, patterns, UNASKED, progress)
+                if reference.file is None and not wanted.patterns:
+                    self._fetch_pickled(root, reference, progress)
         except ModelError as error:
             if env.log_level() == "DEBUG":
                 raise
             # the message says it all; the chain of the network's errors has a hundred lines
             raise error from None
         return LocalFiles(_model_in(root, reference))
+
+    def _fetch_pickled(self, root: Path, reference: ModelReference, progress: Progress) -> None:
+        """Download files of torch.save that a loader reads, if there are no others."""
+        if _has_weights(root, (*WEIGHTS, "*.gguf")):
+            return
+        for group in PICKLED:
+            readable = tuple(one for one in group if one in self._setup.weight_patterns)
+            if readable:
+                # also if there are some already: the download may have been broken off
+                self._download(reference, readable, NO_WEIGHTS, progress)
+                if _has_weights(root, readable):
+                    return
+
+    def _download(
+        self,
+        reference: ModelReference,
+        patterns: tuple[str, ...],
+        ignored: tuple[str, ...],
+        progress: Progress,
+    ) -> Path:
+        """Download the files that fit, and return the snapshot's directory."""
+        return Path(
+            huggingface_hub.snapshot_download(
+                reference.name,
+                revision=reference.revision,
+                cache_dir=_cache_dir(self._setup),
+                token=self._setup.token,
+                local_files_only=self._setup.offline,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(ignored),
+                tqdm_class=_bars(reference.name, progress),
+            )
+        )
+
+
+def _has_weights(root: Path, patterns: tuple[str, ...]) -> bool:
+    def fits(name: str, some: tuple[str, ...]) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in some)
+
+    names = [path.name for path in root.iterdir()]
+    return any(fits(name, patterns) and not fits(name, NO_WEIGHTS) for name in names)
 
 
 def _patterns(file: str | None) -> tuple[str, ...]:
@@ -124,9 +161,7 @@ def _model_in(root: Path, reference: ModelReference) -> Path:
         raise ModelError(
             f"{reference.name}: found neither config.json nor *.safetensors in the repository. If "
             f"it contains GGUF files, name one as {reference.name}:FILE.gguf or "
-            f"{reference.name}:Q4_K_M; pickled weights (*.bin, *.pt) are not fetched: download "
-            "them yourself, and read the folder with --load-format pt. See "
-            f"{_page(reference)}/tree/main"
+            f"{reference.name}:Q4_K_M; see {_page(reference)}/tree/main"
         )
     return root
 

@@ -51,10 +51,12 @@ class Hub:
         self.files = REPOSITORY
         self.asked: dict = {}
         self.error: Exception | None = None
+        self.count = 0
         self.steps: list[tuple[str, int, int | None]] = []
 
     def download(self, repo_id, *, allow_patterns, ignore_patterns, tqdm_class, **more):
         self.asked = {"repo_id": repo_id, **more}
+        self.count += 1
         if self.error is not None:
             raise self.error
         for name in self.files:
@@ -73,9 +75,17 @@ class Hub:
         return str(self.root)
 
     def fetch(
-        self, file=None, revision=None, patterns=(), token=None, offline=False, is_chosen=False
+        self,
+        file=None,
+        revision=None,
+        patterns=(),
+        token=None,
+        offline=False,
+        is_chosen=False,
+        loaders=("*.bin", "*.pt", "*.pth", "*.safetensors"),
     ) -> LocalFiles:
-        source = HubSource(None, ModelSourceSetup(self.cache, token, offline, is_chosen))
+        setup = ModelSourceSetup(self.cache, token, offline, is_chosen, loaders)
+        source = HubSource(None, setup)
         reference = ModelReference("hub", "org/name", revision, file)
         return source.fetch(reference, FileFilter(patterns), lambda *step: self.steps.append(step))
 
@@ -103,6 +113,46 @@ def test_fetches_the_model_and_nothing_that_runs(hub):
     assert hub.fetched == set(REPOSITORY[:7]) | {
         name for name in REPOSITORY if "safetensors" in name
     }
+
+
+SHARDS = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+SAVED = ["training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "sub/x.bin"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "fetched"),
+    [
+        (["pytorch_model.bin"], ["pytorch_model.bin"]),
+        ([*SHARDS, "pytorch_model.bin.index.json"], [*SHARDS, "pytorch_model.bin.index.json"]),
+        (["pytorch_model.bin", "model.pt"], ["pytorch_model.bin"]),
+        (["model.pt", "other.pth"], ["model.pt", "other.pth"]),
+        (["pytorch_model.bin", "model.safetensors"], ["model.safetensors"]),
+        (["model.ckpt", "model.pkl"], []),
+    ],
+)
+def test_pickled_weights_come_only_if_there_are_no_others(hub, weights, fetched):
+    hub.files = ["config.json", *SAVED, *weights]
+    assert hub.fetch().root == hub.root
+    assert hub.fetched == {"config.json", *fetched}
+
+
+def test_pickled_weights_after_a_broken_download(hub):
+    """Some shards, and what another program has fetched, are there already."""
+    hub.files = ["config.json", *SAVED, *SHARDS]
+    hub.root.mkdir()
+    for name in ("training_args.bin", SHARDS[0]):
+        (hub.root / name).write_bytes(b"x")
+    hub.fetch()
+    assert hub.fetched == {"config.json", "training_args.bin", *SHARDS}
+
+
+def test_pickled_weights_need_a_loader(hub):
+    hub.files = ["config.json", "pytorch_model.bin", "model.pt"]
+    hub.fetch(loaders=("*.safetensors", "*.gguf"))
+    assert hub.fetched == {"config.json"}
+    assert hub.count == 1
+    hub.fetch(loaders=("*.pt",))
+    assert hub.fetched == {"config.json", "model.pt"}
 
 
 SPLIT = [f"big/model-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
@@ -153,7 +203,7 @@ def test_a_gguf_file_comes_alone(hub):
 
 
 @pytest.mark.parametrize("patterns", [("*",), ("*.bin", "config.json")])
-def test_pickles_are_never_fetched_even_when_asked_for(hub, patterns):
+def test_pickles_are_not_fetched_by_a_pattern(hub, patterns):
     hub.fetch(patterns=patterns)
     assert hub.fetched
     assert not any(name.endswith((".bin", ".pt", ".pth")) for name in hub.fetched)
@@ -198,10 +248,8 @@ def test_progress_counts_bytes_only(hub):
 
 
 def test_repositories_without_a_model_say_what_to_name(hub):
-    hub.files = ["a.gguf", "pytorch_model.bin"]
-    with pytest.raises(
-        ModelError, match=r"org/name:FILE\.gguf or org/name:Q4_K_M; pickled weights"
-    ):
+    hub.files = ["a.gguf"]
+    with pytest.raises(ModelError, match=r"org/name:FILE\.gguf or org/name:Q4_K_M; see"):
         hub.fetch()
     with pytest.raises(ModelError, match=r"contains no file 'c\.gguf'"):
         hub.fetch(file="c.gguf")
