@@ -137,6 +137,22 @@ def seconds(read: Callable[[], None], folder: Path, *, is_cold: bool) -> float:
     return time.perf_counter() - start
 
 
+def measure(
+    readings: dict[str, Callable[[], None]], folder: Path, runs: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Return the seconds by name, with a cold and with a warm page cache. Each run has all readers,
+    in turn in this order and the other one, because the machine is not equally fast all the
+    time."""
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in readings}
+    for run in range(runs):
+        for name in list(readings)[:: 1 if run % 2 == 0 else -1]:
+            cold, warm = times[name]
+            if os.access(CACHES, os.W_OK):
+                cold.append(seconds(readings[name], folder, is_cold=True))
+            warm.append(seconds(readings[name], folder, is_cold=False))
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=4)
@@ -150,15 +166,13 @@ def main() -> None:
         print(f"{num_bytes / 1e9:.1f} GB, {os.cpu_count()} CPUs, medians of {args.runs}, seconds")
         print("| load format | cold page cache | warm page cache |\n|---|---|---|")
         with vllm_reader(folder) as peer:
-            for name, read in {**readers(folder), **peer}.items():
-                cells = []
-                for is_cold in (True, False):
-                    if is_cold and not os.access(CACHES, os.W_OK):
-                        cells.append("not measured")
-                        continue
-                    times = [seconds(read, folder, is_cold=is_cold) for _ in range(args.runs)]
-                    cells.append(f"{statistics.median(times):.2f}")
-                print(f"| {name} | {' | '.join(cells)} |", flush=True)
+            times = measure({**readers(folder), **peer}, folder, args.runs)
+        for name, (cold, warm) in times.items():
+            cells = (
+                f"{statistics.median(some):.2f}" if some else "not measured"
+                for some in (cold, warm)
+            )
+            print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

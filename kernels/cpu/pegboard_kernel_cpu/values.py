@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from pegboard.errors import CannotRecord
 from pegboard.ops.rounding import Rounding
@@ -223,6 +224,8 @@ class Value(torch.Tensor):
         if type(args[0]) is not cls or recorder.computes(name):
             return recorder.compute(name, args, kwargs or {})
         x = values[0]
+        if isinstance(function, OpOverload):  # of a library, which may take no meta tensors
+            raise refusal(f"computes {name}")
         result = function(
             *(arg.meta if type(arg) is cls else arg for arg in args), **(kwargs or {})
         )

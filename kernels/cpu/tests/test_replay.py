@@ -16,6 +16,7 @@ from pegboard_kernel_cpu.block_weight import NativeBlockWeight
 from pegboard_kernel_cpu.float_weight import NativeFloatWeight
 from pegboard_kernel_cpu.library import Library, library
 from pegboard_kernel_cpu.lora import lora_add
+from pegboard_kernel_cpu.onednn_weight import OneDNNFloatWeight
 from pegboard_kernel_cpu.replay import NativeReplay, Program
 from torch.nn import functional
 
@@ -207,6 +208,16 @@ def test_functions_of_torch_are_recorded(columns: int) -> None:
 def test_arguments_that_change_a_function_are_named(run: Any, words: str) -> None:
     with pytest.raises(CannotRecord, match=re.escape(words)):
         _record(run, torch.zeros(9, 8))
+
+
+def test_operators_of_a_library_are_named() -> None:
+    """oneDNN takes no tensors without memory. The step runs without a recording."""
+    weight = OneDNNFloatWeight((8, 8), torch.float32, "cpu")
+    weight.plain().normal_()
+    weight.finish()
+    product = weight.bind()
+    with pytest.raises(CannotRecord, match="computes _linear_pointwise"):
+        _record(product, torch.zeros(9, 8))
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
