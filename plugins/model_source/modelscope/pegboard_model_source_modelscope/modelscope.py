@@ -326,7 +326,7 @@ def _translated(
     except errors.NetworkError as error:
         raise ModelError(
             f"{name}: {config.endpoint} cannot be reached: check the network, or name another site "
-            f"with MODELSCOPE_ENDPOINT: {_line(error)}"
+            "with MODELSCOPE_ENDPOINT"
         ) from error
     except errors.APIError as error:
         if error.status_code in (401, 403):
