@@ -237,8 +237,9 @@ def _why_for_model(arguments: Namespace, config: PluginConfig) -> int:
 
 def _why_locked(arguments: Namespace, config: PluginConfig) -> int:
     """Print the choices that a lock file has recorded, perhaps on another machine. Under each that
-    would not be made here, print what stops it here. Return 1 if there is one, or if the requested
-    kind is not among the choices."""
+    would not be made here, print what stops it here. Nothing is fetched because a file names it: a
+    model that is not a path here must be named by the user. Return 1 if a choice would not be made,
+    or if the requested kind is not among the choices."""
     locked = lockfile.read(arguments.lock)
     if locked.model is None:
         raise ConfigError(f"{arguments.lock} records no choices: write it with --model REF")
@@ -246,6 +247,8 @@ def _why_locked(arguments: Namespace, config: PluginConfig) -> int:
     here: Mapping[tuple[str, str], Decision] = {}
     trouble = ""
     try:
+        if arguments.model is None and not Path(locked.model).exists():
+            raise ConfigError(f"{locked.model} is not a path here; name the model with --model")
         model = arguments.model or locked.model
         registry, trouble = decide(model, config, device=arguments.platform)
         here = registry.decisions

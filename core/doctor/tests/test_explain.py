@@ -146,6 +146,10 @@ def test_why_from_a_lock_file(
     assert run("why", "attention", "--lock", file) == 0
     told = capsys.readouterr()
     assert told.out == there and "not compared with this machine" in told.err
+    text = (tmp_path / "lock.json").read_text()
+    (tmp_path / "lock.json").write_text(text.replace(json.dumps(str(tmp_path)), '"org/name"'))
+    assert run("why", "attention", "--lock", file) == 0
+    assert "org/name is not a path here; name the model with --model" in capsys.readouterr().err
 
 
 def test_why_kernel_tells_of_each_op(

@@ -166,7 +166,7 @@ def entries_of(folder: Path, registry: Registry) -> list[Entry]:
     ]
     if missing := sorted(wanted - {(entry.group, entry.name) for entry in entries}):
         raise UsageError(
-            f"{missing[0][1]!r} of {missing[0][0]} is not installed: pip install -e {folder}"
+            f"{missing[0][1]!r} of {missing[0][0]} is not installed: pip install {folder}"
         )
     if not entries:
         raise UsageError(f"{folder}/pyproject.toml has no entry points of pegboard")
