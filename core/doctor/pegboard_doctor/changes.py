@@ -19,7 +19,7 @@ SETTINGS = {
     "encoder_connector": "--encoder-connector",
     "scheduling_policy": "--scheduling-policy",
     "draft": "--spec-method",
-    "structured_output": "--structured-outputs-config",
+    "structured_output": "--structured-outputs-config.backend",
     "logits_processor": "--logits-processors",
     "sampler": "--sampler",
     "tokenizer": "--tokenizer-mode",

@@ -130,7 +130,7 @@ def test_wrong_words(file: Path, words: list[str], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         replay(file, *words)
     file.write_text('{"tokens": 1}')
-    with pytest.raises(UsageError, match="is no file of `pegboard plugins record`"):
+    with pytest.raises(UsageError, match="is not a recording of `pegboard plugins record`"):
         replay(file, "--tool-call-parser", "hermes")
 
 

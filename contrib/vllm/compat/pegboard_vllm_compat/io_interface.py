@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 from pydantic import Field
@@ -96,8 +97,9 @@ class IOProcessor(ABC, Generic[Input, Output]):
         return IOProcessorResponse(data=plugin_output)
 
 
-def make_io_processor(name: str, vllm_config: Any) -> IOProcessor[Any, Any]:
-    """Return the installed IO processor of a name. Raises ConfigError if there is none."""
+def make_io_processor(name: str, model: str | None, tokenizer: str | None) -> IOProcessor[Any, Any]:
+    """Return the installed IO processor of a name. model, tokenizer: as the user named them. Raises
+    ConfigError if there is none."""
     points = io_processors()
     if name not in points:
         known = ", ".join(sorted(points)) or "none"
@@ -106,7 +108,9 @@ def make_io_processor(name: str, vllm_config: Any) -> IOProcessor[Any, Any]:
     if path is None:
         raise ConfigError(f"the IO processor {name!r} says that it cannot run here")
     module, _, attribute = path.rpartition(".")
-    processor: IOProcessor[Any, Any] = getattr(import_module(module), attribute)(vllm_config)
+    facts = SimpleNamespace(model=model, tokenizer=tokenizer or model, io_processor_plugin=name)
+    config = SimpleNamespace(model_config=facts)
+    processor: IOProcessor[Any, Any] = getattr(import_module(module), attribute)(config)
     return processor
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pegboard
@@ -33,14 +32,9 @@ class LLM(pegboard.LLM):
         super().__init__(model, **with_processors(settings_of(settings), model, elsewhere=False))
         self.io_processor = None
         if io_processor_plugin is not None:
-            config = SimpleNamespace(
-                model_config=SimpleNamespace(
-                    model=model,
-                    tokenizer=settings.get("tokenizer") or model,
-                    io_processor_plugin=io_processor_plugin,
-                )
+            self.io_processor = make_io_processor(
+                io_processor_plugin, model, settings.get("tokenizer")
             )
-            self.io_processor = make_io_processor(io_processor_plugin, config)
 
     @classmethod
     def from_engine_args(cls, args: Any) -> "LLM":

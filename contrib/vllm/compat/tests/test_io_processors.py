@@ -83,7 +83,7 @@ def test_a_route() -> None:
         "expected two texts": {"data": {"texts": []}},
         "'texts'": {"data": {}},
         "data": {},
-        'is "plugin"': {"data": {"texts": ["a", "b"]}, "task": "embed"},
+        "task": {"data": {"texts": ["a", "b"]}, "task": "embed"},
         "other_field": {"data": {"texts": ["a", "b"]}, "other_field": 1},
         "expected of the IO processor": {"data": {"texts": [{"image": 1}, "b"]}},
     }.items():
@@ -94,9 +94,9 @@ def test_a_route() -> None:
 def test_which_processor() -> None:
     assert "  distance = vllm_io_processor:register  (distance)" in table()
     with pytest.raises(ConfigError, match="'other' is not installed; installed: distance, none"):
-        make_io_processor("other", None)
+        make_io_processor("other", None, None)
     with pytest.raises(ConfigError, match="cannot run here"):
-        make_io_processor("none", None)
+        make_io_processor("none", None, None)
 
 
 class Newer(IOProcessor[Any, Any]):

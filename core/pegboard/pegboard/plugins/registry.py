@@ -140,7 +140,7 @@ class Registry(Catalogue):
         if reason := incompatibility(entry, spec):
             raise PluginUnsuitable(f"{entry.id} cannot be used: {reason}", plugin=entry.id)
         reloader = self._reloader if entry.kind in RELOADED else None
-        if reloader is not None and reloader.has_changed(entry, spec.implementation):
+        if reloader is not None and reloader.refresh(entry, spec.implementation):
             self._fitting.discard((entry, "implementation"))
         implementation: Callable[..., Any] = import_part(
             entry, spec.implementation, "implementation"
@@ -178,10 +178,8 @@ class Registry(Catalogue):
         the constructor becomes a PluginFailure that names the plugin, unless it is one of
         Pegboard's errors. With `plugins.reload`, a logits processor follows its code."""
         if self._reloader is not None and entry.kind == "logits_processor":
-            has_changed = partial(
-                self._reloader.has_changed, entry, self.spec(entry).implementation
-            )
-            return ReloadedProcessor(entry.id, has_changed, partial(self._built, entry, setup))
+            refresh = partial(self._reloader.refresh, entry, self.spec(entry).implementation)
+            return ReloadedProcessor(entry.id, refresh, partial(self._built, entry, setup))
         return self._built(entry, setup)
 
     def function(self, entry: Entry, path: str, what: str) -> Callable[..., Any]:

@@ -37,9 +37,9 @@ class Reloader:
     def __init__(self) -> None:
         self._times: dict[str, dict[str, int]] = {}
 
-    def has_changed(self, entry: Entry, path: str) -> bool:
-        """Return whether a file has changed since the last `note`. If so, its package is forgotten,
-        so that the next import runs it. path: "module:OBJECT" of a part of the plugin."""
+    def refresh(self, entry: Entry, path: str) -> bool:
+        """Forget a package if a file of it has changed since the last `note`, so that the next
+        import runs it. Return whether it has. path: "module:OBJECT" of a part of the plugin."""
         root = module_name(path).partition(".")[0]
         times = self._times.setdefault(root, {})
         news = {file: time for file in times if (time := _time_of(file)) not in (None, times[file])}
@@ -69,7 +69,7 @@ class Reloader:
         none."""
 
         def current() -> Callable[..., Any]:
-            self.has_changed(entry, path)
+            self.refresh(entry, path)
             if entry.version == UNINSTALLED:  # its module cannot be imported by name
                 import_part(entry, entry.value.partition(":")[0], "file")
             target: Callable[..., Any] = import_part(entry, path, what)
@@ -93,10 +93,10 @@ class ReloadedProcessor:
     that fails, the one before stays. Its two attributes count from the start."""
 
     def __init__(
-        self, plugin: str, has_changed: Callable[[], bool], make: Callable[[], LogitsProcessor]
+        self, plugin: str, refresh: Callable[[], bool], make: Callable[[], LogitsProcessor]
     ) -> None:
         self._plugin = plugin
-        self._has_changed = has_changed
+        self._refresh = refresh
         self._make = make
         self.plugin_object = make()
         self._rows: set[int] = set()
@@ -107,7 +107,7 @@ class ReloadedProcessor:
     def update(self, added: Sequence[AddedRow], removed: np.ndarray) -> None:
         """See `pegboard.interfaces.logits_processor.LogitsProcessor`."""
         self._rows.difference_update(removed.tolist())
-        self._is_old = self._has_changed() or self._is_old
+        self._is_old = self._refresh() or self._is_old
         if self._is_old and not self._rows:
             self._is_old = False
             try:

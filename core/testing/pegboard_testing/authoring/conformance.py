@@ -103,7 +103,8 @@ class Conformance:
             raise UsageError(f"--tests {arguments.tests}: there is no such folder")
         registry = Registry.discover(plugin_config())
         folder = Path(arguments.plugin)
-        if (folder / "pyproject.toml").is_file():
+        is_folder = (folder / "pyproject.toml").is_file()
+        if is_folder:
             entries = entries_of(folder, registry)
             if arguments.tests is None and (folder / "tests").is_dir():
                 arguments.tests = folder / "tests"
@@ -112,7 +113,7 @@ class Conformance:
         options = _options(arguments.options)
         reports = [self._report(entry, options, arguments) for entry in entries]
         if arguments.as_json:
-            shown = reports if folder.is_dir() else reports[0]
+            shown = reports if is_folder else reports[0]
             print(json.dumps(shown, indent=2, ensure_ascii=False))
         return 0 if all(each["conforms"] for each in reports) else 1
 

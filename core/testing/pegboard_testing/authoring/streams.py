@@ -61,7 +61,9 @@ class Recording:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(f"{path} is no file of `pegboard plugins record`: {error}") from error
+            raise UsageError(
+                f"{path} is not a recording of `pegboard plugins record`: {error}"
+            ) from error
 
 
 def recorded(

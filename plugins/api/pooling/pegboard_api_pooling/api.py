@@ -19,13 +19,13 @@ from pegboard.data.pooling_params import PoolingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import ApiSetup, EngineClient, Prompt
 from pegboard.interfaces.tokenizer import Chat
+from pegboard_api_pooling.answers import check_salt, usage
 from pegboard_api_pooling.fields import (
     ClassifyRequest,
     EmbeddingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from pegboard_api_pooling.runs import Run, check_salt, usage, values
 from pegboard_api_pooling.scores import Scorer, rank, read_documents, read_pairs
 from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import read_messages
@@ -33,6 +33,7 @@ from pegboard_chat.prompt_field import read_prompts
 from pegboard_chat.request_body import parse_body
 from pegboard_chat.request_limits import PromptLimit
 from pegboard_server.json_api import endpoint, error_body, in_pieces
+from pegboard_server.pooling import Run, values
 
 MAX_INPUTS = 1024
 """The number of inputs of one request, if the server has no setting."""

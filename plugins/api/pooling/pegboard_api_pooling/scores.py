@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pegboard.data.output import RequestOutput
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import EngineClient, Prompt
+from pegboard_api_pooling.answers import check_salt
 from pegboard_api_pooling.fields import Document, PoolingFields, RerankRequest, ScoreRequest
-from pegboard_api_pooling.runs import Run, check_salt, values
+from pegboard_server.pooling import Run, values
 
 
 class Scorer:

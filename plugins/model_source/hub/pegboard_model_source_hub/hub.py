@@ -29,15 +29,10 @@ from pegboard.interfaces.model_source import (
     ModelSourceSetup,
     Progress,
 )
+from pegboard_weights.repository_files import NO_WEIGHTS, PICKLED, SETTINGS, WEIGHTS
 
-SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "merges.txt", "vocab.txt")
-WEIGHTS = ("*.safetensors",)
 PART = "?????-of-?????"
 """The end of the name of a part of a split GGUF file."""
-PICKLED = (("*.bin",), ("*.pt", "*.pth"))
-"""Groups of files of torch.save. Only the first group that a repository has is fetched."""
-NO_WEIGHTS = ("optimizer.*", "scaler.*", "scheduler.*", "training_args.*", "rng_state*", "*/*")
-"""Files that trainers write next to the weights, and all files in folders."""
 UNASKED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
 _SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
@@ -76,7 +71,7 @@ class HubSource:
             readable = tuple(one for one in group if one in self._setup.weight_patterns)
             if readable:
                 # also if there are some already: the download may have been broken off
-                self._download(reference, readable, NO_WEIGHTS, progress)
+                self._download(reference, readable, (*NO_WEIGHTS, "*/*"), progress)
                 if _has_weights(root, readable):
                     return
 

@@ -26,7 +26,7 @@ from pegboard.interfaces.model_source import (
     ModelSourceSetup,
     Progress,
 )
-from pegboard_model_source_modelscope.choice import chosen_names, is_unsafe, model_name
+from pegboard_weights.repository_files import chosen_names, is_unsafe, model_name
 
 TOKEN = "MODELSCOPE_API_TOKEN"
 SESSION = uuid.uuid4().hex

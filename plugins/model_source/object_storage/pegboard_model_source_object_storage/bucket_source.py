@@ -30,10 +30,9 @@ from pegboard_model_source_object_storage.stores import (
     Store,
     StoredObject,
 )
+from pegboard_weights.repository_files import PICKLED, SETTINGS, pickled_weights
 
-SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "merges.txt", "vocab.txt")
 WEIGHTS = ("*.safetensors", "*.gguf", "*.tensors")
-PICKLED = ("*.bin", "*.pt", "*.pth")
 RECORD = ".objects.json"
 LOCK = ".lock"
 UNSAFE = ("\\", ":", "\0")
@@ -113,9 +112,10 @@ class BucketSource:
         elif file is not None:
             matches = matching(SETTINGS) | ({file} & set(names))
         else:
-            weights = {*WEIGHTS, *self.setup.weight_patterns} - set(PICKLED)
-            matches = matching(tuple(weights)) - matching(SETTINGS) or matching(PICKLED)
-            matches |= matching(SETTINGS)
+            pickled = {pattern for group in PICKLED for pattern in group}
+            weights = {*WEIGHTS, *self.setup.weight_patterns} - pickled
+            matches = matching(tuple(weights)) - matching(SETTINGS)
+            matches |= matching(SETTINGS) | set(() if matches else pickled_weights(names, pickled))
         return {name: listed[name] for name in sorted(matches)}
 
     def _download(

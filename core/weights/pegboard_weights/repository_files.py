@@ -1,4 +1,4 @@
-"""Which files of a repository are fetched, and which of them is the model."""
+"""For model sources: which files of a repository are fetched, and which of them is the model."""
 
 from __future__ import annotations
 
@@ -80,15 +80,17 @@ def _weights(names: list[str], readable: tuple[str, ...]) -> list[str]:
     weights = _matching(names, WEIGHTS)
     if any("/" not in name for name in weights):
         return weights
+    return pickled_weights(names, readable) or weights
+
+
+def pickled_weights(names: Iterable[str], readable: Iterable[str]) -> list[str]:
+    """Return the files of torch.save that hold weights, of the first group that is there. readable:
+    the patterns that the installed weight loaders read."""
+    candidates = [name for name in names if "/" not in name and not _fits(name, NO_WEIGHTS)]
     for group in PICKLED:
-        pickled = [
-            name
-            for name in _matching(names, tuple(set(group) & set(readable)))
-            if "/" not in name and not _fits(name, NO_WEIGHTS)
-        ]
-        if pickled:
+        if pickled := _matching(candidates, tuple(set(group) & set(readable))):
             return pickled
-    return weights
+    return []
 
 
 def _ggufs(names: list[str], file: str) -> list[str]:

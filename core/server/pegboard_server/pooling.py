@@ -1,4 +1,4 @@
-"""Runs the prompts of a request, and reads the vectors."""
+"""For routes of engines that pool: runs the prompts of a request, and reads the vectors."""
 
 from __future__ import annotations
 
@@ -8,24 +8,35 @@ from array import array
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Protocol
 
 from starlette.requests import Request
 
 from pegboard.data.output import RequestOutput
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import LoRARequest
-from pegboard.errors import PegboardError, RequestError
+from pegboard.errors import PegboardError
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
-from pegboard_api_pooling.fields import PoolingFields
 from pegboard_server.json_api import served_model
 from pegboard_server.streaming import while_connected
+
+
+class PooledRequest(Protocol):
+    """What a run reads of a request's body. model: None = the one that is served."""
+
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def request_id(self) -> str | None: ...
+    @property
+    def priority(self) -> int: ...
 
 
 class Run:
     """One request. name: its id in the answer. model: as the answer names it."""
 
     def __init__(
-        self, client: EngineClient, http: Request, kind: str, request: PoolingFields
+        self, client: EngineClient, http: Request, kind: str, request: PooledRequest
     ) -> None:
         chosen = http.headers.get("x-request-id") or request.request_id or uuid.uuid4().hex
         self.name = f"{kind}-{chosen}"
@@ -78,24 +89,6 @@ class Run:
         )
 
 
-def check_salt(request: PoolingFields) -> str | None:
-    """Return the cache salt. Raises RequestError if it is empty."""
-    if request.cache_salt == "":
-        raise RequestError("cache_salt must not be empty", parameter="cache_salt")
-    return request.cache_salt
-
-
 def values(output: RequestOutput) -> array[float]:
     """Return the numbers of a vector, float32."""
     return array("f", output.embedding)
-
-
-def usage(outputs: Sequence[RequestOutput]) -> dict[str, object]:
-    """Return how many tokens were read."""
-    num_tokens = sum(len(output.prompt_token_ids or ()) for output in outputs)
-    return {
-        "prompt_tokens": num_tokens,
-        "total_tokens": num_tokens,
-        "completion_tokens": 0,
-        "prompt_tokens_details": None,
-    }
