@@ -84,6 +84,8 @@ def test_a_route() -> None:
         "'texts'": {"data": {}},
         "data": {},
         "task": {"data": {"texts": ["a", "b"]}, "task": "embed"},
+        "priority": {"data": {"texts": ["a", "b"]}, "priority": 2**70},
+        "request_id": {"data": {"texts": ["a", "b"]}, "request_id": "a\nb"},
         "other_field": {"data": {"texts": ["a", "b"]}, "other_field": 1},
         "expected of the IO processor": {"data": {"texts": [{"image": 1}, "b"]}},
     }.items():

@@ -229,8 +229,10 @@ def test_a_short_file_is_an_error_and_leaves_nothing(source: FakeSource, tmp_pat
 
 
 def test_pickled_weights_are_fetched_only_if_there_are_no_others(source: FakeSource) -> None:
-    FakeStore.names = ("config.json", "pytorch_model.bin")
-    assert (fetched(source) / "pytorch_model.bin").is_file()
+    FakeStore.names = ("config.json", "pytorch_model.bin", "training_args.bin", "optimizer.pt")
+    folder = fetched(source)
+    assert (folder / "pytorch_model.bin").is_file()
+    assert not any((folder / name).exists() for name in ("training_args.bin", "optimizer.pt"))
 
 
 def test_one_file_is_named(source: FakeSource) -> None:
