@@ -201,9 +201,9 @@ def _commands(differences: Iterable[Difference], folders: Mapping[str, str]) -> 
 def _requirements(distributions: Iterable[str]) -> dict[str, str]:
     """Return name → version of what these distributions need, directly or not, and that is not one
     of them."""
-    given = set(distributions)
+    seen = set(distributions)
     versions: dict[str, str] = {}
-    waiting = list(given)
+    waiting = list(seen)
     while waiting:
         for text in _required(waiting.pop()):
             try:
@@ -211,9 +211,11 @@ def _requirements(distributions: Iterable[str]) -> dict[str, str]:
             except InvalidRequirement:
                 continue  # `plugins doctor` reports it
             name = str(canonicalize_name(requirement.name))
-            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            version = lockfile.installed_version(name)
-            if applies and version and name not in given and name not in versions:
+            marker = requirement.marker
+            if name in seen or not (marker is None or marker.evaluate({"extra": ""})):
+                continue
+            seen.add(name)
+            if version := lockfile.installed_version(name):
                 versions[name] = version
                 waiting.append(name)
     return dict(sorted(versions.items()))
