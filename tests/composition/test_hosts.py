@@ -105,7 +105,9 @@ def test_two_hosts_answer_as_one_rank(checkpoint: Path) -> None:
         assert ended(server)[0] == 0 and ended(other)[0] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_clients_hear_of_a_host_that_ends(checkpoint: Path, number: signal.Signals) -> None:
     with two_hosts(checkpoint) as (url, server, other):
         wait_for(url, server)

@@ -17,6 +17,7 @@ import tiny_drafts
 from fake_gpu_engine import engine_on_fake_gpu, submitted_steps
 from pegboard_kernel_triton import sampling
 from tiny_drafts import METHODS, Drafted
+from tiny_models import nightly
 from torch import Tensor
 
 from pegboard import LLM, SamplingParams
@@ -87,7 +88,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, bool]]:
     return submitted_steps(monkeypatch)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", nightly(METHODS, "draft_model"))
 def test_right_drafts_are_verified_without_waiting(
     method: str,
     tmp_path: Path,

@@ -30,7 +30,6 @@ SIZES = {
 PACKED = ("block_weight", "code_weight")
 OFTEN = (
     "awq",
-    "awq next to plain parts",
     "gptq in act order",
     "gptq with 3 bits",
     "int-quantized, turned",

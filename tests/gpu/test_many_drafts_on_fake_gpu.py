@@ -29,7 +29,7 @@ from test_draft_combinations import (
 )
 from tiny_drafts import METHODS, Drafted
 from tiny_heads import metric
-from tiny_models import VOCAB_SIZE, open_llm
+from tiny_models import VOCAB_SIZE, nightly, open_llm
 
 from pegboard import LLM, SamplingParams
 from pegboard_testing.distributions import chi_square_fits
@@ -89,7 +89,7 @@ def by_kind(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "method", ["draft_model", pytest.param("eagle", marks=pytest.mark.slow), "mlp_speculator"]
+    "method", nightly(("draft_model", "eagle", "mlp_speculator"), "draft_model", "eagle")
 )
 def test_drawn_drafts_leave_the_distribution_of_the_target(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

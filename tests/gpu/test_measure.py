@@ -57,6 +57,7 @@ def options(tmp_path: Path, *arguments: str) -> argparse.Namespace:
     return make_parser().parse_args(["--out", str(tmp_path / "measure.json"), *arguments])
 
 
+@pytest.mark.slow
 def test_it_runs_without_a_gpu_and_can_be_resumed(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     out = tmp_path / "measure.json"

@@ -72,7 +72,9 @@ def test_layers_with_states(write: Write, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("one KV head", {"tensor_parallel_size": 2, **sizes(2, 1)}),
+        pytest.param(
+            "one KV head", {"tensor_parallel_size": 2, **sizes(2, 1)}, marks=pytest.mark.slow
+        ),
         ("latents", {"tensor_parallel_size": 2, **sizes(2, 1, 2)}),
         ("rows", sizes(1, 2)),
     ],

@@ -193,7 +193,7 @@ def test_any_mix_of_requests(
         open_llm(drafted.directory, speculative_config=drafted.config, **engine) as llm,
     ):
 
-        @settings(max_examples=40)
+        @settings(max_examples=25)
         @example(LONG)
         @given(st.lists(REQUEST, min_size=1, max_size=8))
         def check(requests: list[dict[str, Any]]) -> None:

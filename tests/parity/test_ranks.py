@@ -329,6 +329,8 @@ def test_ranks_without_an_expert_are_refused(write: Write, monkeypatch: pytest.M
         ],
         ("heads in unequal shares", 2, 1),  # also part of the last one
         ("experts", 2, 1),  # also in `test_whole_experts_of_processes`
+        ("latents", 2, 1),  # also in `test_context.py`
+        ("experts, sinks", 1, 3),  # also in `test_stages`, in threads
     ),
 )
 def test_processes(write: Write, name: str, ranks: int, stages: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from draft_heads import METHODS
 from test_drafts import DRAFTS, MIXED, PROMPTS, compare, params, run
 from test_state_parity import ARCHITECTURES
-from tiny_models import DIVIDED, Reference, divide
+from tiny_models import DIVIDED, Reference, divide, nightly
 
 from pegboard import LLM
 from pegboard.errors import ConfigError
@@ -41,7 +41,7 @@ def check(llm: LLM, plain: list[Any]) -> None:
     assert 0 < accepted < proposed
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", nightly(ENGINES, "no prefixes"))
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_those_of_plain_decoding(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], name: str, engine: str

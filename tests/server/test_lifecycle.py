@@ -79,8 +79,8 @@ def test_killed_engine(start_server: StartServer) -> None:
     ("option", "number"),
     [
         ("--tensor-parallel-size", signal.SIGKILL),
-        ("--tensor-parallel-size", signal.SIGSTOP),
-        ("--pipeline-parallel-size", signal.SIGKILL),
+        pytest.param("--tensor-parallel-size", signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param("--pipeline-parallel-size", signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
 def test_killed_rank(start_server: StartServer, option: str, number: signal.Signals) -> None:

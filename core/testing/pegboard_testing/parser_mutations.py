@@ -13,11 +13,12 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 
 from pegboard_chat.parsing import Message
 
 SIGNS = re.compile(r'[{}\[\]",:=()]')
+NEAR = 8
+"""How many tokens after one are near to it."""
 DAMAGE = ("?", ",,", '"', "}", "{", "]", "\n", "x y")
 
 
@@ -41,13 +42,16 @@ def mutated(text: str, tokens: Sequence[str], rng: random.Random) -> str:
 
 
 def token_mistakes(text: str, tokens: Sequence[str]) -> Iterator[str]:
-    """Yield the text with each mistake that concerns a token: left out, doubled or exchanged."""
+    """Yield the text with each mistake that concerns a token: left out, doubled, or exchanged with
+    another one near to it."""
     spans = _spans(text, tokens)
     for start, end in spans:
         yield text[:start] + text[end:]
         yield text[:end] + text[start:]
-    for one, other in combinations(spans, 2):
-        yield _swapped(text, one, other)
+    for place, one in enumerate(spans):
+        for other in spans[place + 1 : place + 1 + NEAR]:
+            if text[slice(*one)] != text[slice(*other)]:
+                yield _swapped(text, one, other)
 
 
 def _spans(text: str, tokens: Sequence[str]) -> list[tuple[int, int]]:

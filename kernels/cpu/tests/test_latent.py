@@ -54,7 +54,7 @@ def test_up_projections_of_16_bits(dtype: torch.dtype) -> None:
     contract.check(trial, [Piece(row, 0, length) for row, length in enumerate(lengths)])
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     latent_layers(LatentContract.heads),
     st.sampled_from(STORED),

@@ -19,6 +19,18 @@ def test_contract() -> None:
     check_entry(installed_entry("attention", "triton"))
 
 
+def nightly(often: tuple[int, ...], count: int) -> pytest.MarkDecorator:
+    """Seeds from 0 to `count`. Only some of them are tried often: the interpreter takes some 20 ms
+    for each program of a kernel."""
+    return pytest.mark.parametrize(
+        "seed",
+        [
+            pytest.param(seed, marks=() if seed in often else pytest.mark.slow)
+            for seed in range(count)
+        ],
+    )
+
+
 @pytest.mark.usefixtures("interpreted_triton")
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # where sigmoid is 0
 class TestTritonAttention(AttentionContract):
@@ -28,8 +40,6 @@ class TestTritonAttention(AttentionContract):
     def backend(self, setup: AttentionSetup) -> TritonAttention:
         return TritonAttention(None, setup)
 
-    # The interpreter takes some 20 ms for each program of a kernel, so there are fewer random
-    # steps.
     @pytest.mark.parametrize("seed", [4])
     def test_random_steps_equal_the_reference(self, seed: int) -> None:
         super().test_random_steps_equal_the_reference(seed)
@@ -37,6 +47,14 @@ class TestTritonAttention(AttentionContract):
     @pytest.mark.parametrize("seed", [0, 3])
     def test_parts_of_the_keys_give_the_whole(self, seed: int) -> None:
         super().test_parts_of_the_keys_give_the_whole(seed)
+
+    @nightly((1, 2, 3, 5), 24)
+    def test_items_are_seen_to_their_end(self, seed: int) -> None:
+        super().test_items_are_seen_to_their_end(seed)
+
+    @nightly((2, 5), 6)
+    def test_attention_to_the_output_of_an_encoder(self, seed: int) -> None:
+        super().test_attention_to_the_output_of_an_encoder(seed)
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_every_declared_dtype(self, dtype: str) -> None:
@@ -59,9 +77,7 @@ class TestInvariantTritonAttention(InvariantAttentionContract):
     def _short_splits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention, "KEYS_PER_SPLIT", 16)
 
-    @pytest.mark.parametrize(
-        "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2, 3, 4, 5))]
-    )
+    @nightly((1,), 6)
     def test_a_token_has_the_same_bits_in_every_step(self, seed: int) -> None:
         super().test_a_token_has_the_same_bits_in_every_step(seed)
 

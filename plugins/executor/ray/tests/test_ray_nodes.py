@@ -206,6 +206,7 @@ def text(path: Path) -> str:
         return ""
 
 
+@pytest.mark.slow
 def test_the_environment_names_the_cluster(
     cluster: Any, tmp_path: Path, expected: list[list[int]]
 ) -> None:
