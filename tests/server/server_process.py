@@ -177,8 +177,8 @@ class Server:
             return None
 
     def client(self, api_key: str = "any") -> openai.OpenAI:
-        """Returns the official client. It is closed with the server: one that nobody closes may
-        leave its connection to the garbage collector, which warns in some later test."""
+        """Returns the official client. It is closed after the server: the connection of one that
+        nobody closes may be left to the garbage collector, which warns in some later test."""
         client = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=PATIENCE_S
         )
@@ -256,8 +256,8 @@ class Server:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._clients.close()
-        self.stop()
+        with self._clients:
+            self.stop()
 
 
 def processes() -> Sequence[tuple[int, int, int]]:

@@ -65,7 +65,9 @@ class Lock:
                 "package"
             )
         registry = Registry.discover(config)
-        needed = _requirements(lockfile.installed(registry))
+        entries = (*registry.scan.entries, *registry.scan.hooks)
+        allowed = {entry.distribution for entry in entries if not registry.blocked(entry)}
+        needed = _requirements({lockfile.CORE, *allowed})
         kits = [name for name in needed if lockfile.CORE in map(_name, _required(name))]
         distributions = lockfile.installed(registry, kits)
         needed = {name: version for name, version in needed.items() if name not in distributions}

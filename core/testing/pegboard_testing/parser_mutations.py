@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from pegboard_chat.parsing import Message
 
 SIGNS = re.compile(r'[{}\[\]",:=()]')
-NEAR = 8
-"""How many tokens after one are near to it."""
 DAMAGE = ("?", ",,", '"', "}", "{", "]", "\n", "x y")
+NEAR = 8
+"""How many of the tokens after one are exchanged with it."""
 
 
 def mutated(text: str, tokens: Sequence[str], rng: random.Random) -> str:

@@ -44,7 +44,9 @@ class Sizes:
         if activation not in ACTIVATIONS:
             raise ModelError(f"activation_function={activation!r}; known: {', '.join(ACTIVATIONS)}")
         if self.hidden % self.num_heads:
-            raise ModelError(f"hidden_size {self.hidden} is no multiple of num_heads")
+            raise ModelError(
+                f"hidden_size={self.hidden} is not a multiple of num_heads={self.num_heads}"
+            )
 
 
 def kinds_of(config: Mapping[str, Any]) -> list[str]:

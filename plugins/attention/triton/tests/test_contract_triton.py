@@ -19,9 +19,9 @@ def test_contract() -> None:
     check_entry(installed_entry("attention", "triton"))
 
 
-def nightly(often: tuple[int, ...], count: int) -> pytest.MarkDecorator:
-    """Seeds from 0 to `count`. Only some of them are tried often: the interpreter takes some 20 ms
-    for each program of a kernel."""
+def seeds(count: int, *often: int) -> pytest.MarkDecorator:
+    """The seeds below `count`. Those that are not named are tried at night only: the interpreter
+    takes some 20 ms for each program of a kernel."""
     return pytest.mark.parametrize(
         "seed",
         [
@@ -48,11 +48,11 @@ class TestTritonAttention(AttentionContract):
     def test_parts_of_the_keys_give_the_whole(self, seed: int) -> None:
         super().test_parts_of_the_keys_give_the_whole(seed)
 
-    @nightly((1, 2, 3, 5), 24)
+    @seeds(24, 1, 2, 3, 5)
     def test_items_are_seen_to_their_end(self, seed: int) -> None:
         super().test_items_are_seen_to_their_end(seed)
 
-    @nightly((2, 5), 6)
+    @seeds(6, 2, 5)
     def test_attention_to_the_output_of_an_encoder(self, seed: int) -> None:
         super().test_attention_to_the_output_of_an_encoder(seed)
 
@@ -77,7 +77,7 @@ class TestInvariantTritonAttention(InvariantAttentionContract):
     def _short_splits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention, "KEYS_PER_SPLIT", 16)
 
-    @nightly((1,), 6)
+    @seeds(6, 1)
     def test_a_token_has_the_same_bits_in_every_step(self, seed: int) -> None:
         super().test_a_token_has_the_same_bits_in_every_step(seed)
 

@@ -319,9 +319,9 @@ def _translated(
             f"{_advice(first, setup, config)}"
         ) from error
     except errors.NotExistError as error:
-        hint = "the token may not see it" if config.token else f"it is private: set {TOKEN}"
+        hint = "the token may not see it" if config.token else f"if it is private, set {TOKEN}"
         raise ModelError(
-            f"there is no repository {name} on {config.endpoint}: check the spelling, or {hint}"
+            f"there is no repository {name} on {config.endpoint}: check the spelling; {hint}"
         ) from error
     except errors.NetworkError as error:
         raise ModelError(
