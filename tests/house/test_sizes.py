@@ -34,11 +34,11 @@ CEILINGS = {
     "engine/metrics": 275,
     "front": 1835,
     "interfaces": 1445,
-    "layers": 1150,
+    "layers": 1175,
     "ops": 430,
-    "plan": 910,
+    "plan": 950,
     "plugins": 1290,
-    "worker": 3280,
+    "worker": 3295,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

@@ -378,8 +378,8 @@ def test_help_of_a_word(capsys):
     assert "--max-num-seqs" in only and "--max-num-batched-tokens" not in only
     assert "engine" in shown("listgroup", capsys)
     assert "--port" in shown("all", capsys)
-    refused = shown("convert", capsys)
-    assert "--convert" in refused and ABSENT["convert"].reason in refused
+    refused = shown("cudagraph_metrics", capsys)
+    assert "--cudagraph-metrics" in refused and ABSENT["cudagraph_metrics"].reason in refused
     with pytest.raises(UsageError, match="no flag matches"):
         parse("--help=zzzzz")
 

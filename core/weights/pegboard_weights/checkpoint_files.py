@@ -32,9 +32,17 @@ if TYPE_CHECKING:
     from pegboard.interfaces.model_source import LocalFiles
 
 MAX_INDEX_BYTES = 64 * 1024 * 1024
-BASE_MODELS = {"layers.0.": "model.", "h.0.": "transformer."}
-"""How a tensor of the first layer is named in the checkpoint of a base model, and what is before it
-in that of a whole model."""
+BASE_MODELS = {
+    "embed_in.": "gpt_neox.",
+    "embeddings.weight": "backbone.",
+    "decoder.layers.0.": "model.",
+    "layers.0.": "model.",
+    "h.0.": "transformer.",
+}
+"""How the name of a tensor begins in the checkpoint of a base model → what is before it in that of
+a whole model. The first that fits counts."""
+HEADS = ("lm_head.", "score.")
+"""What a whole model has beside its base model."""
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -85,9 +93,7 @@ def of_whole_model(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]
     from the model without its head (GPT-2, Qwen3-Embedding), whose names lack the first part."""
     for first, prefix in BASE_MODELS.items():
         if any(name.startswith(first) for name in tensors):
-            names = {
-                name: name if name.startswith("lm_head.") else prefix + name for name in tensors
-            }
+            names = {name: name if name.startswith(HEADS) else prefix + name for name in tensors}
             return {
                 full: replace(tensors[name], name=full, key=tensors[name].key or name)
                 for name, full in names.items()

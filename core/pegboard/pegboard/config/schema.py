@@ -404,6 +404,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     runner: Annotated[
         Literal["auto", "generate", "pooling"], doc("Make text or vectors; auto = as the model")
     ] = "auto"
+    convert: Annotated[
+        Literal["auto", "none", "embed", "classify"],
+        doc("What a model of text makes instead of text; auto = as its files say"),
+    ] = "auto"
     pooler: Annotated[str | None, doc("Pooler plugin")] = None
     pooler_config: Annotated[
         dict[str, Any] | None, doc("How vectors are made: pooling_type, use_activation (JSON)")

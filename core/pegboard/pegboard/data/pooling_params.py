@@ -19,7 +19,10 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     must be computed in one step. max_length: the most tokens that the model was trained for, if its
     files say so. use_activation: the default of requests. dimensions: how many first values of a
     vector may be kept: one of these numbers, or any number up to this one; None = all of them.
-    method: the plugin's own values.
+    head: what takes the place of a decoder's head for text: the paths of linear layers in the
+    checkpoint, with ReLU between them, and one row for each of the labels in the last; () =
+    nothing, which is what models of vectors get; None = the model keeps its head. method: the
+    plugin's own values.
     """
 
     pooler: str = ""
@@ -29,6 +32,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     max_length: int | None = None
     use_activation: bool = True
     dimensions: tuple[int, ...] | int | None = None
+    head: tuple[str, ...] | None = None
     method: Mapping[str, str] = {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pegboard.interfaces.spec import Spec
 
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
     from pegboard.data.pooling_params import Pooling, PoolingParams
     from pegboard.interfaces.platform import Copies
+    from pegboard.interfaces.tokenizer import Vocabulary
     from pegboard.interfaces.weight_loader import Checkpoint
+
+Convert = Literal["embed", "classify"]
+"""What a model of text makes when its head for text is not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +33,24 @@ class PoolerSpec(Spec):
 @dataclass(frozen=True, slots=True)
 class PoolerFacts:
     """flags: of the model's spec. config: the setting `pooler_config`, which wins over what the
-    checkpoint's files say."""
+    checkpoint's files say. convert: what a model of text is to make; None = the model makes vectors
+    or classes itself, as its flags say."""
 
     flags: frozenset[str]
     checkpoint: "Checkpoint"
     config: Mapping[str, Any]
+    convert: Convert | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PoolerSetup:
     """pooling: what the plugin has planned. copies: from and to a device with separate memory; None
-    if there is none. A pooler that copies with them never waits."""
+    if there is none. A pooler that copies with them never waits. vocabulary: reads the tokenizer's
+    vocabulary, which takes time; None = there is none."""
 
     pooling: "Pooling"
     copies: "Copies | None" = None
+    vocabulary: "Callable[[], Vocabulary] | None" = None
 
 
 @dataclass(slots=True)

@@ -87,7 +87,8 @@ class Build:
     models: builds another architecture (see `language_model`). is_language: the layers are those of
     a language model inside another model. sees_items: of attention layers (see
     `AttentionLayer`). target: the module of the model that this one drafts for, whose layers are
-    its own; None = this is no draft model."""
+    its own; None = this is no draft model. has_text_head: whether the head that predicts tokens is
+    built."""
 
     dtype: str
     device: str
@@ -112,6 +113,7 @@ class Build:
     is_language: bool = False
     sees_items: bool = False
     target: Any = None
+    has_text_head: bool = True
     declared: Declared = field(default_factory=Declared)
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 

@@ -55,7 +55,7 @@ class Head(WeightLayer):
     """[N, width] → [N, num_rows] float32 logits. With `tied`, it multiplies with the embedding's
     table. Each rank computes a share of the logits, and all get all of them. A rank reads its share
     of the table once more, because it also needs all of it to look up. Only the last stage of a
-    model has a head."""
+    model has a head, and only if the model predicts tokens or classes."""
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class Head(WeightLayer):
         self.group = build.tensor
         self.tied = tied if self.group.size == 1 else None
         self.embedding = tied
-        if self.tied is not None and build.stage.is_last:
+        self.is_absent = not (build.stage.is_last and build.has_text_head)
+        if self.tied is not None and not self.is_absent:
             self.tied.is_head = True
         self.padded = -(-num_rows // self.group.size)
         start = min(self.group.rank * self.padded, num_rows)
@@ -85,7 +86,7 @@ class Head(WeightLayer):
         return part_of(f"{name}.weight", 0, (self.num_rows, self.width), self.rows)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        if not self.build.stage.is_last:
+        if self.is_absent:
             self.build.declared.absent.append(self.build.path)
             return []
         if self.tied is not None:
@@ -101,7 +102,7 @@ class Head(WeightLayer):
         return wanted
 
     def bind(self) -> None:
-        if not self.build.stage.is_last:
+        if self.is_absent:
             return
         if self.tied is not None:
             method = self.tied.method

@@ -52,6 +52,7 @@ from pegboard.plan.checkpoint import (
     tokenizer_payload,
     with_overrides,
 )
+from pegboard.plan.conversion import with_decoder
 from pegboard.plan.draft import choose_draft
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plan.media import (
@@ -170,10 +171,11 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         checkpoint = with_overrides(checkpoint, engine.hf_overrides)
         checkpoint = with_parts(registry, settings, checkpoint)
         generation = _generation_config(settings, checkpoint)
+        checkpoint, convert = with_decoder(registry, engine, checkpoint)
         flags = _choose_model(registry, settings, checkpoint)
         with download_bars() as report:
             settings, draft = choose_draft(registry, settings, checkpoint, report)
-        settings, pooling = choose_pooling(registry, settings, flags, checkpoint)
+        settings, pooling = choose_pooling(registry, settings, flags, checkpoint, convert)
         settings = with_encoder(settings, flags, checkpoint)
         processor = choose_processor(registry, settings, flags, checkpoint)
         settings = with_processor(settings, registry, processor)

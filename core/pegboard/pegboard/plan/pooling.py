@@ -10,7 +10,7 @@ import msgspec
 from pegboard.config.schema import EngineConfig, Settings
 from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.errors import ConfigError, RequestError, blame, expect
-from pegboard.interfaces.pooler import PoolerFacts, PoolerSpec
+from pegboard.interfaces.pooler import Convert, PoolerFacts, PoolerSpec
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.plugins.defaults import default_name
@@ -19,22 +19,35 @@ from pegboard.plugins.registry import Registry
 
 
 def choose_pooling(
-    registry: Registry, settings: Settings, flags: frozenset[str], checkpoint: Checkpoint
+    registry: Registry,
+    settings: Settings,
+    flags: frozenset[str],
+    checkpoint: Checkpoint,
+    convert: Convert | None,
 ) -> tuple[Settings, Pooling | None]:
     """Return the settings that the model needs, and what the engine makes of prompts, or None if it
-    generates text. flags: of the model's spec.
+    generates text. flags: of the model's spec. convert: see `conversion.with_decoder`.
 
     Encoders and classifiers always pool. Raises ConfigError for settings that do not fit, and as
     the plugin does.
     """
     engine = settings.engine
     always_pools = bool(flags & {"encoder", "classifier"})
-    if always_pools and engine.runner == "generate":
+    if always_pools:
+        if engine.convert in ("embed", "classify"):
+            raise ConfigError(
+                f"convert {engine.convert!r}: {checkpoint.architectures[0]} makes vectors or "
+                "classes itself; leave convert out"
+            )
+        convert = None
+    if engine.runner == "generate" and (always_pools or convert is not None):
         raise ConfigError(
             f"runner 'generate': {checkpoint.architectures[0]} generates no text; use runner "
             "'auto' or 'pooling'"
+            if engine.convert in ("auto", "none")
+            else f"convert {engine.convert!r} has no effect on runner 'generate'; leave one out"
         )
-    if not always_pools and engine.runner != "pooling":
+    if not always_pools and convert is None:
         if engine.pooler_config is not None:
             raise ConfigError(
                 "pooler_config has no effect on a model that generates text; add runner 'pooling'"
@@ -50,9 +63,10 @@ def choose_pooling(
     assert isinstance(spec, PoolerSpec)
     plan = import_part(entry, spec.plan, "plan")
     with blame(entry.id):
-        planned = plan(PoolerFacts(flags, checkpoint, engine.pooler_config or {}))
+        planned = plan(PoolerFacts(flags, checkpoint, engine.pooler_config or {}, convert))
         planned = expect(planned, Pooling, plan, spec.plan)
-    pooling = msgspec.structs.replace(planned, pooler=entry.qualified)
+    head = () if convert == "embed" else planned.head
+    pooling = msgspec.structs.replace(planned, pooler=entry.qualified, head=head)
     changes: dict[str, Any] = {"runner": "pooling"}
     if pooling.whole_prompts:
         _check_whole(settings)

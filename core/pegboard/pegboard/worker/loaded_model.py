@@ -4,12 +4,14 @@ stages."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
+from pegboard.data.pooling_params import Pooling
 from pegboard.errors import ConfigError
 from pegboard.installed import Entry
 from pegboard.interfaces.attention import (
@@ -30,6 +32,7 @@ from pegboard.interfaces.weight_loader import (
 )
 from pegboard.layers import Build, Experts, Layer, read
 from pegboard.layers.build import LoRALimits, WeightLayer
+from pegboard.layers.classes import ClassHead
 from pegboard.log import get_logger
 from pegboard.ops import AdapterRows
 from pegboard.plugins.defaults import default_name
@@ -60,11 +63,14 @@ class LoadedModel:
 
     first_layer: added to the model's layer indices in the KV cache, which all models of a worker
     share. quantization: the user's choice for a plain checkpoint. lora: None = the model takes no
-    adapters. layers, taps, target: see `Build`.
+    adapters. layers, taps, target: see `Build`. pooling: what the engine makes of prompts; None =
+    it generates text.
     """
 
     stages: Stages
     """Set by `connect`."""
+    classes: ClassHead | None = None
+    """Computes values of classes instead of logits. None = the model has no such head."""
     given: Tensor | None = None
     """[most tokens of a step, width], given with each token. None = the model is given nothing."""
 
@@ -79,6 +85,7 @@ class LoadedModel:
         taps: tuple[int, ...] = (),
         quantization: str | None = None,
         target: Any = None,
+        pooling: Pooling | None = None,
     ) -> None:
         self.setup = setup
         self.checkpoint = checkpoint
@@ -87,6 +94,8 @@ class LoadedModel:
         self.replaced: Checkpoint | None = None
         self.quantization = quantization
         self.build = self._build(lora, layers, taps, target)
+        if pooling is not None and pooling.head is not None:
+            self.build = replace(self.build, has_text_head=False)
         self.model: Any
         self.entry, self.model = self._model(
             checkpoint.architectures, checkpoint.config, self.build
@@ -96,6 +105,8 @@ class LoadedModel:
                 f"{self.entry.id} has no stack of layers to divide; use pipeline_parallel_size=1"
             )
         has_experts = any(isinstance(layer, Experts) for layer in self.layers)
+        if pooling is not None and pooling.head and self.build.stage.is_last:
+            self.classes = ClassHead(self.build, pooling.head, len(pooling.labels))
         is_whole = self.build.stage.count == 1 and not first_layer
         if self.build.tensor.placement and is_whole and not has_experts:
             raise ConfigError(f"{self.entry.id} has no experts; remove enable_expert_parallel")
@@ -364,7 +375,9 @@ class LoadedModel:
             Embed(self.model, inputs, self.given) if before is None else Receive(before, inputs)
         )
         rows = self.setup.ranks.context.rows
-        self.stages = Stages(self.model, self.build, inputs, entrance, rows, traits, max_drafts)
+        self.stages = Stages(
+            self.model, self.build, inputs, entrance, rows, traits, max_drafts, self.classes
+        )
         return self.stages
 
     def plan(self, inputs: StepInputs) -> None:

@@ -253,12 +253,15 @@ def make_sampler(setup: WorkerSetup, vocabulary: Callable[[], Vocabulary]) -> Sa
     return setup.registry.build(choose_sampler(setup), sampler_setup)
 
 
-def make_pooler(setup: WorkerSetup, pooling: Pooling | None) -> Pooler | None:
+def make_pooler(
+    setup: WorkerSetup, pooling: Pooling | None, vocabulary: Callable[[], Vocabulary]
+) -> Pooler | None:
     """Build the pooler of a pooling model."""
     if pooling is None:
         return None
     decision = setup.registry.choose("pooler", Need(), explicit=pooling.pooler)
-    return setup.registry.build(decision.require(), PoolerSetup(pooling, setup.platform.copies()))
+    pooler_setup = PoolerSetup(pooling, setup.platform.copies(), vocabulary)
+    return setup.registry.build(decision.require(), pooler_setup)
 
 
 def choose_draft(setup: WorkerSetup) -> Entry | None:

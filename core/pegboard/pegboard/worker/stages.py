@@ -20,6 +20,7 @@ from torch import Tensor
 from pegboard.errors import expect
 from pegboard.interfaces.platform import Replay, Trait
 from pegboard.layers import Build
+from pegboard.layers.classes import ClassHead
 from pegboard.worker.context import Rows
 from pegboard.worker.recordings import Recorded, Recordings, Run
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
@@ -62,7 +63,8 @@ class Embed:
 
 class Stages:
     """The stages of one bound model. entrance: where the rows of a step come from. shared: how
-    ranks share them out. traits, max_drafts: see `Recordings`. taps: the hidden states of the last
+    ranks share them out. traits, max_drafts: see `Recordings`. classes: takes the place of the
+    model's logits; None = nothing does. taps: the hidden states of the last
     step at the depths `build.taps`, in that order, [T, size]. They are valid until the next
     step."""
 
@@ -75,8 +77,10 @@ class Stages:
         shared: Rows,
         traits: Sequence[Trait] = TRAITS,
         max_drafts: int = 0,
+        classes: ClassHead | None = None,
     ) -> None:
         self.model = model
+        self.classes = classes
         self.build = build
         self.inputs = inputs
         self.entrance = entrance
@@ -113,7 +117,7 @@ class Stages:
         def decode(*given: Tensor) -> tuple[Tensor, ...]:
             rows = model.embed(*given[: len(embedded)])
             hidden = model.forward(rows, *given[len(embedded) :])
-            return hidden, model.logits(hidden), *self._tapped()
+            return hidden, self._computed(hidden), *self._tapped()
 
         runs: Mapping[Trait, tuple[Run, Sequence[Tensor]]] = {
             "forward": (
@@ -122,7 +126,7 @@ class Stages:
             ),
             "decode": (decode, [*embedded, *positions]),
             "verify": (decode, [*embedded, *positions]),
-            "logits": (lambda rows: (model.logits(rows),), [self.hidden]),
+            "logits": (lambda rows: (self._computed(rows),), [self.hidden]),
         }
         runs = {trait: runs[trait] for trait in traits}
         with_adapters = (False,) if self.build.lora is None else (False, True)
@@ -159,13 +163,16 @@ class Stages:
         taps = self.build.declared.taps
         return tuple(taps[depth] for depth in self.build.taps)
 
+    def _computed(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = (self.classes or self.model).logits(hidden)
+        return logits
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [N, vocabulary] of these rows [N, size]. They are valid until the next
-        call."""
+        """Return the logits [N, vocabulary] of these rows [N, size], or the values of classes. They
+        are valid until the next call."""
         recorded = self.recordings.find("logits", len(hidden))
         if recorded is None:
             self.form = hidden[:0]
-            logits: Tensor = self.model.logits(hidden)
-            return logits
+            return self._computed(hidden)
         self.hidden[: len(hidden)].copy_(hidden)
         return recorded.recording(len(hidden))[0]

@@ -143,6 +143,7 @@ class Worker:
                 layers=range(1) if config.mm_encoder_only else None,
                 taps=draft.taps if draft is not None else (),
                 quantization=config.quantization,
+                pooling=self.plan.pooling,
             )
             self.models.append(target)
             if draft is not None:
@@ -216,7 +217,7 @@ class Worker:
                 proposer=proposer_of(setup, sampler),
                 draft=self.models[1] if self.plan.draft is not None else None,
                 drafts_ahead=self.drafts_ahead,
-                pooler=make_pooler(setup, self.plan.pooling),
+                pooler=make_pooler(setup, self.plan.pooling, self._vocabulary),
                 traits=traits_of(self.plan.pooling, setup.ranks),
                 next_stage=setup.ranks.after,
                 **parts,

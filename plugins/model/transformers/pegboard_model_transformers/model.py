@@ -42,23 +42,20 @@ from pegboard_model_transformers.rotary import ModuleRotary, RotaryCall
 from pegboard_model_transformers.shares import Shares
 
 POOLING = (
-    "Model",
-    "ForSequenceClassification",
     "ForTokenClassification",
+    "ForProcessRewardModel",
     "ForQuestionAnswering",
     "ForMultipleChoice",
     "ForMaskedLM",
     "ForPreTraining",
-    "ForTextEncoding",
     "ForSequenceEmbedding",
     "ForEmbedding",
     "ForReward",
-    "ForRewardModel",
     "ForRetrieval",
     "ForImageClassification",
     "Encoder",
 )
-"""How the names of classes end that have no head that predicts the next token."""
+"""How the names of classes end whose states are not those of a causal language model."""
 
 
 class TransformersModel(nn.Module):

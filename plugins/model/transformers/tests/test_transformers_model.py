@@ -202,10 +202,9 @@ def test_experts_are_gathered_in_numeric_order() -> None:
 @pytest.mark.parametrize(
     ("model_type", "architecture"),
     [
-        ("gemma2", "Gemma2Model"),
-        ("mpnet", "MPNetModel"),
-        ("gpt2", "GPT2ForSequenceClassification"),
-        ("qwen2", "Qwen2ForRewardModel"),
+        ("gemma2", "Gemma2ForRetrieval"),
+        ("mpnet", "MPNetForMaskedLM"),
+        ("qwen2", "Qwen2ForProcessRewardModel"),
         ("llama", "LlamaForTokenClassification"),
     ],
 )

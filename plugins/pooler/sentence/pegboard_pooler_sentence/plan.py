@@ -4,7 +4,7 @@ declare."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,6 +19,9 @@ from pegboard.interfaces.weight_loader import Checkpoint
 _STEPS = ("Transformer", "Pooling", "Normalize")
 _MODES = "pooling_mode_"
 _TYPES = {"lasttoken": "LAST", "cls_token": "CLS", "mean_tokens": "MEAN"}
+_HEADS = (("score",), ("score.0", "score.2"), ("v_head",))
+"""The paths of the layers in heads of decoders for classes and rewards."""
+_TWO_WAY = "from_2_way_softmax"
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "none"}
 
 
@@ -50,21 +53,80 @@ def plan(facts: PoolerFacts) -> Pooling:
         chosen = msgspec.convert(dict(facts.config), PoolerConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"pooler_config: {error}") from error
-    declared = _declared(facts.flags, facts.checkpoint)
+    declared = _declared(facts)
     if chosen.pooling_type is not None:
         declared = replace(declared, pooling_type=chosen.pooling_type)
     if chosen.use_activation is not None:
         declared = replace(declared, use_activation=chosen.use_activation)
     config = facts.checkpoint.config
+    tokens = class_tokens(config) if facts.convert == "classify" else ()
+    is_two_way = bool(tokens) and is_difference(config, tokens)
+    names = tokens[-1:] if is_two_way else tokens or labels(config)
     return Pooling(
         task=declared.task,
-        labels=labels(config) if declared.task == "classify" else (),
+        labels=names if declared.task == "classify" else (),
         whole_prompts="encoder" in facts.flags or declared.pooling_type != "LAST",
         max_length=sentence_length(facts.checkpoint),
         use_activation=declared.use_activation,
         dimensions=_dimensions(config) if declared.task == "embed" else None,
-        method={"pooling_type": declared.pooling_type, "activation": declared.activation},
+        head=_head(facts) if facts.convert == "classify" and not tokens else None,
+        method={
+            "pooling_type": declared.pooling_type,
+            "activation": declared.activation,
+            **(_of_tokens(tokens, is_two_way) if tokens else {}),
+        },
     )
+
+
+def _of_tokens(tokens: Sequence[str], is_two_way: bool) -> dict[str, str]:
+    """Return what the pooler needs to make values of classes of the logits of tokens."""
+    method = {"tokens": json.dumps(tokens)}
+    if is_two_way:
+        method["subtracts"] = "yes"
+    if is_two_way or len(tokens) == 1:
+        method["activation"] = "sigmoid"
+    return method
+
+
+def class_tokens(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the tokens whose logits are the values of classes, as vLLM's hf_overrides name them
+    (`classifier_from_token`). Raises ModelError for something else than a list of strings."""
+    tokens = config.get("classifier_from_token") or ()
+    if not isinstance(tokens, list | tuple) or not all(isinstance(each, str) for each in tokens):
+        raise ModelError(
+            f'classifier_from_token is {tokens!r:.80}; expected a list of tokens, as ["no", "yes"]'
+        )
+    return tuple(tokens)
+
+
+def is_difference(config: Mapping[str, Any], tokens: Sequence[str]) -> bool:
+    """Return whether the score is made of the logit of the second token minus that of the first,
+    whose sigmoid is the softmax of the two. Raises ModelError for a method that is not known."""
+    is_original = config.get("is_original_qwen3_reranker") is True
+    method = config.get("method") or (_TWO_WAY if is_original else "no_post_processing")
+    if method not in (_TWO_WAY, "no_post_processing"):
+        raise ModelError(f"method is {method!r:.60}; expected {_TWO_WAY} or no_post_processing")
+    if method == _TWO_WAY and len(tokens) != 2:
+        raise ModelError(
+            f"{_TWO_WAY} takes two tokens in classifier_from_token, first the false one; got "
+            f"{len(tokens)}"
+        )
+    return bool(method == _TWO_WAY)
+
+
+def _head(facts: PoolerFacts) -> tuple[str, ...]:
+    """Return the paths of the layers that make classes of a decoder's states."""
+    tensors = facts.checkpoint.tensors
+    for paths in _HEADS:
+        if f"{paths[-1]}.weight" in tensors:
+            return paths
+    if tensors:
+        raise ModelError(
+            f"{facts.checkpoint.path} has no head for classes; expected a tensor score.weight. "
+            "For scores that are logits of tokens, name these: --hf-overrides."
+            'classifier_from_token \'["no", "yes"]\''
+        )
+    return _HEADS[0]
 
 
 def _dimensions(config: Mapping[str, Any]) -> tuple[int, ...] | int | None:
@@ -82,8 +144,10 @@ def _dimensions(config: Mapping[str, Any]) -> tuple[int, ...] | int | None:
     return size if config.get("is_matryoshka") and isinstance(size, int) else None
 
 
-def _declared(flags: frozenset[str], checkpoint: Checkpoint) -> Declared:
-    if "classifier" in flags:
+def _declared(facts: PoolerFacts) -> Declared:
+    flags = facts.flags
+    checkpoint = facts.checkpoint
+    if "classifier" in flags or facts.convert == "classify":
         of_config = str(checkpoint.config.get("classifier_pooling", "")).upper()
         if of_config not in ("", "CLS", "MEAN"):
             raise ModelError(

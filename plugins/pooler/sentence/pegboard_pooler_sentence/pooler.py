@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pegboard.data.pooling_params import PoolingParams
+from pegboard.errors import ModelError
 from pegboard.interfaces.pooler import PoolerSetup, PoolStep
 
 
@@ -20,11 +22,37 @@ class SentencePooler:
         self._pooling_type = setup.pooling.method["pooling_type"]
         self._activation = setup.pooling.method["activation"]
         self._copies = setup.copies
+        self._tokens = self._token_ids(setup)
+        self._subtracts = bool(setup.pooling.method.get("subtracts"))
+
+    @staticmethod
+    def _token_ids(setup: PoolerSetup) -> list[int]:
+        """Return the ids of the tokens whose logits are the values of classes. Raises ModelError
+        for a text that is no token."""
+        tokens = json.loads(setup.pooling.method.get("tokens", "[]"))
+        if not tokens:
+            return []
+        if setup.vocabulary is None:
+            raise ModelError("classifier_from_token needs a tokenizer, and there is none")
+        written = {token: place for place, token in enumerate(setup.vocabulary().token_bytes)}
+        # tokenizers write the space before a word as one of these; some put it before every word
+        texts = [token.replace("▁", " ").replace("Ġ", " ").encode() for token in tokens]
+        ids = [written.get(text, written.get(b" " + text)) for text in texts]
+        if None in ids:
+            raise ModelError(
+                f"classifier_from_token: {tokens[ids.index(None)]!r:.60} is not one token of the "
+                "model's tokenizer"
+            )
+        return [each for each in ids if each is not None]
 
     def pool(self, hidden: Tensor, step: PoolStep) -> Callable[[], list[np.ndarray]]:
         """See `Pooler.pool`."""
         pooled = self._pooled(hidden, step)
         values = step.classify(pooled) if self._classifies else pooled
+        if self._tokens:
+            values = values[:, self._tokens]
+        if self._subtracts:
+            values = values[:, 1:] - values[:, :1]
         params = step.params
         if self._copies is None:
             vectors = self._finished(values, params)

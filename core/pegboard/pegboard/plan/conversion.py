@@ -1,0 +1,67 @@
+"""Decoders that make vectors or classes: which architecture computes the hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pegboard.config.schema import EngineConfig
+from pegboard.errors import ConfigError
+from pegboard.interfaces.pooler import Convert
+from pegboard.interfaces.weight_loader import Checkpoint
+from pegboard.plugins.registry import Registry
+
+CONVERTED: Mapping[str, Convert | None] = {
+    "ForSequenceClassification": "classify",
+    "ForProcessRewardModel": None,
+    "ForRewardModel": "classify",
+    "RewardModel": "classify",
+    "ForTextEncoding": "embed",
+    "EmbeddingModel": "embed",
+    "TextModel": "embed",
+    "Model": "embed",
+}
+"""How the name of an architecture ends → what its checkpoint is for. The first that fits counts.
+None = nothing that can be served yet."""
+TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""How the names of architectures end that generate text."""
+SENTENCES = "modules.json"
+"""The file that sentence-transformers writes."""
+
+
+def with_decoder(
+    registry: Registry, engine: EngineConfig, checkpoint: Checkpoint
+) -> tuple[Checkpoint, Convert | None]:
+    """Return the checkpoint with the names of the architectures that may compute its hidden states,
+    after its own names, and what takes the place of their head for text; None = nothing.
+
+    An installed architecture of just this name comes first, and decides itself what it makes.
+    Raises ConfigError if `convert` rules out what is needed, or `runner` what is asked for.
+    """
+    installed = registry.names("model")
+    names = checkpoint.architectures
+    convert: Convert | None = None
+    for name in names:
+        end = next((end for end in CONVERTED if name.endswith(end)), None)
+        if name in installed or end is None or name.endswith(TEXT) or CONVERTED[end] is None:
+            continue
+        convert = CONVERTED[end]
+        names = (*names, *(name.removesuffix(end) + text for text in TEXT))
+    if convert is not None and engine.convert == "none":
+        raise ConfigError(
+            f"convert 'none': no installed model plugin serves {checkpoint.architectures[0]} "
+            "itself; use convert 'auto', which takes the hidden states of a model of text"
+        )
+    if engine.convert in ("embed", "classify"):
+        convert = engine.convert
+    if convert is None and pools_anyway(engine, checkpoint):
+        convert = "embed"
+    return replace(checkpoint, architectures=names), convert
+
+
+def pools_anyway(engine: EngineConfig, checkpoint: Checkpoint) -> bool:
+    """Return whether a model of text is asked for vectors: by the user, or by the files of
+    sentence-transformers."""
+    if engine.runner == "auto":
+        return engine.convert == "auto" and (checkpoint.path / SENTENCES).is_file()
+    return engine.runner == "pooling"
