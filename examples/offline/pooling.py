@@ -1,4 +1,4 @@
-"""What a model makes of prompts, as plain numbers: `encode`, which `embed`, `classify` and `score`
+"""What a model makes of prompts, as arrays: `encode`, which `embed`, `classify` and `score`
 call. The vectors of a decoder need `runner="pooling"`.
 
 python examples/offline/pooling.py [--model MODEL]
@@ -16,10 +16,11 @@ def run(llm: LLM) -> None:
         params = PoolingParams(use_activation=use_activation)
         outputs = llm.encode(PROMPTS, params, pooling_task="embed", use_tqdm=False)
         for prompt, output in zip(PROMPTS, outputs, strict=True):
-            length = sum(value**2 for value in output.outputs) ** 0.5
+            vector = output.outputs.data
+            length = float((vector**2).sum() ** 0.5)
             print(
                 f"{prompt!r}: {len(output.prompt_token_ids)} tokens, "
-                f"{len(output.outputs)} numbers, length {length:.2f}"
+                f"{len(vector)} numbers, length {length:.2f}"
             )
 
 

@@ -16,7 +16,7 @@ def run(llm: LLM) -> None:
     params = PoolingParams(use_activation=False)
     outputs = llm.encode(texts, params, pooling_task="classify", use_tqdm=False)
     for answer, output in zip(ANSWERS, outputs, strict=True):
-        print(f"{answer!r}: reward {output.outputs[0]:.4f}")
+        print(f"{answer!r}: reward {output.outputs.data[0]:.4f}")
 
 
 def main() -> None:

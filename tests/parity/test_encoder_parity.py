@@ -163,7 +163,7 @@ def test_classes(
                 true = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0]
             assert output.outputs.num_classes == len(true)
             assert (torch.tensor(output.outputs.probs) - activation(true)).abs().max() < 1e-5
-            assert (torch.tensor(plain.outputs) - true).abs().max() < 1e-4
+            assert (torch.from_numpy(plain.outputs.data) - true).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("name", ["Bert", "Roberta", "XLMRoberta"])
@@ -275,7 +275,7 @@ def test_what_an_encoder_cannot_do(
         ),
         ({"max_num_batched_tokens": 20}, "max_num_batched_tokens=20 is less than max_model_len=64"),
         ({"kv_connectors": ["offload"]}, "KV connectors have no effect"),
-        ({"pooler_config": {"pooling_type": "MAX"}}, "pooler_config: Invalid enum value 'MAX'"),
+        ({"pooler_config": {"pooling_type": "TOP"}}, "pooler_config: Invalid enum value 'TOP'"),
         ({"max_model_len": 67}, "max_model_len=67 exceeds"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -315,9 +315,9 @@ def test_steps_of_sentence_transformers(
             assert llm.llm_engine.plan.max_model_len == 12
         true = pooled(states(model, tokenizer(TEXTS[0])["input_ids"]))
         assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
-    declare(folder, "max_tokens", "Pooling")
+    declare(folder, "weights", "Pooling")
     with pytest.raises(
-        ModelError, match="the model pools by nothing; supported: lasttoken, cls_token, mean_tokens"
+        ModelError, match="the model pools by nothing; supported: cls_token, max_tokens, mean_tok"
     ):
         open_encoder(folder)
 

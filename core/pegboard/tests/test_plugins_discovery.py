@@ -68,9 +68,9 @@ def test_the_major_version_before_is_served(fakes: FakeDistributions) -> None:
     fakes.add(
         "acme",
         {
-            "pegboard.pooler.v0": {"oldest": "acme:A"},
-            "pegboard.pooler.v1": {"old": "acme:B", "both": "acme:C"},
-            "pegboard.pooler.v2": {"both": "acme:D"},
+            "pegboard.pooler.v1": {"oldest": "acme:A"},
+            "pegboard.pooler.v2": {"old": "acme:B", "both": "acme:C"},
+            "pegboard.pooler.v3": {"both": "acme:D"},
             "pegboard.sampler.v0": {"other": "acme:E"},
         },
     )
@@ -80,7 +80,7 @@ def test_the_major_version_before_is_served(fakes: FakeDistributions) -> None:
         "old": "acme:B",
         "both": "acme:D",
     }
-    assert outdated(entries["old"]).endswith("pegboard has v2: upgrade acme")
+    assert outdated(entries["old"]).endswith("pegboard has v3: upgrade acme")
     assert outdated(entries["both"]) == ""
     assert {item.entry.name for item in scan.unusable} == {"oldest", "other"}
 

@@ -82,7 +82,7 @@ class Run:
     ) -> RequestOutput:
         async with aclosing(self._client.generate(prompt, params, options)) as outputs:  # type: ignore[type-var]
             async for output in outputs:
-                if output.embedding:
+                if output.embedding_shape is not None:
                     return output
         raise PegboardError(
             f"request {options.request_id} ended without a vector; the log of the server says why"
@@ -90,5 +90,5 @@ class Run:
 
 
 def values(output: RequestOutput) -> array[float]:
-    """Return the numbers of a vector, float32."""
+    """Return the numbers of a vector, float32. Those of a matrix come row by row."""
     return array("f", output.embedding)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
-from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.pooling_params import TOKEN_TASKS, PoolingParams
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import beam_search_online
@@ -204,7 +204,12 @@ class FakeEngineClient:
         prompt_ids = self._prompt_ids(prompt, params)
         if isinstance(params, PoolingParams) != self.pools:
             raise RequestError(f"this engine {'makes vectors' if self.pools else 'generates text'}")
-        if isinstance(params, PoolingParams) and params.task not in (None, self._models[0].task):
+        makes = self._models[0].task
+        if isinstance(params, PoolingParams) and params.task not in (
+            None,
+            makes,
+            f"token_{makes}",
+        ):
             raise RequestError(f"this model cannot {params.task}", parameter="task")
         if isinstance(params, PoolingParams):
             self.running.add(request.request_id)
@@ -217,9 +222,17 @@ class FakeEngineClient:
                     numbers = [
                         (sum(prompt_ids) + place) % 7 / 10 for place in range(len(self.labels))
                     ]
-                vector = np.array(numbers, np.float32).tobytes()
+                array = np.array(numbers, np.float32)
+                if params.task in TOKEN_TASKS:
+                    array = np.tile(array, (len(prompt_ids), 1))
                 yield RequestOutput(
-                    request.request_id, prompt.text, prompt_ids, [], True, embedding=vector
+                    request.request_id,
+                    prompt.text,
+                    prompt_ids,
+                    [],
+                    True,
+                    embedding=array.tobytes(),
+                    embedding_shape=array.shape,
                 )
             finally:
                 self.running.discard(request.request_id)

@@ -28,7 +28,6 @@ SWITCHES = (
 TEXTS = (
     "code_revision",
     "config_format",
-    "convert",
     "data_parallel_backend",
     "hf_config_path",
     "mamba_cache_dtype",

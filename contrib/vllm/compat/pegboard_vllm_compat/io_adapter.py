@@ -16,7 +16,7 @@ from pegboard.interfaces.api import ApiSetup, Prompt
 from pegboard_chat.request_body import parse_body
 from pegboard_chat.sampling_fields import Fields, Int32
 from pegboard_server.json_api import endpoint, error_body, json_response
-from pegboard_server.pooling import Run, values
+from pegboard_server.pooling import Run
 from pegboard_vllm_compat import finder
 from pegboard_vllm_compat.io_interface import IOProcessorRequest, make_io_processor, params_of
 from pegboard_vllm_compat.offline import PoolingOutput
@@ -77,7 +77,7 @@ class VllmPooling:
                 cached = output.num_cached_tokens
                 yield (
                     number,
-                    PoolingRequestOutput(run.name, PoolingOutput(values(output)), ids, cached),
+                    PoolingRequestOutput(run.name, PoolingOutput(output.pooled()), ids, cached),
                 )
 
         result = await self._processor.post_process_async(numbered(), request_id=run.name)

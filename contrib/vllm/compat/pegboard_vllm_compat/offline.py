@@ -12,15 +12,19 @@ from pegboard_vllm_compat.io_interface import make_io_processor, params_of
 from pegboard_vllm_compat.processors import with_processors
 
 
-class PoolingOutput(list[float]):
-    """The numbers of one prompt. vLLM has them as the tensor `data`."""
+class PoolingOutput:
+    """The numbers of one prompt. array: float32, of one dimension, or of two with a row for each
+    token."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
 
     @property
     def data(self) -> Any:
-        """A float32 tensor [numbers]."""
+        """A tensor of them, as in vLLM."""
         import torch
 
-        return torch.tensor(list(self))
+        return torch.from_numpy(self._array)
 
 
 class LLM(pegboard.LLM):
@@ -64,16 +68,15 @@ class LLM(pegboard.LLM):
     def encode(
         self, prompts: Any, pooling_params: Any = None, **more: Any
     ) -> list[PoolingRequestOutput[Any]]:
-        """See `pegboard.LLM.encode`. The numbers are also there as `outputs.data`, a tensor. A
-        mapping with the key "data" is for the IO processor, which makes prompts of it, and one
-        output of theirs."""
+        """See `pegboard.LLM.encode`. `outputs.data` is a tensor. A mapping with the key "data" is
+        for the IO processor, which makes prompts of it, and one output of theirs."""
         if isinstance(prompts, dict) and "data" in prompts:
             return self._processed(prompts, pooling_params, **more)
         if more.get("pooling_task") == "plugin":
             raise RequestError('the pooling task "plugin" needs a prompt {"data": …}')
         outputs: list[PoolingRequestOutput[Any]] = super().encode(prompts, pooling_params, **more)
         for output in outputs:
-            output.outputs = PoolingOutput(output.outputs)
+            output.outputs = PoolingOutput(output.outputs.data)
         return outputs
 
     def _processed(

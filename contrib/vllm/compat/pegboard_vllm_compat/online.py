@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -46,8 +45,6 @@ class AsyncLLM(pegboard.AsyncLLM):
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, **more: Any
     ) -> AsyncIterator[PoolingRequestOutput[Any]]:
         """Yield the numbers that the model makes of a prompt."""
-        async for output in self.generate(prompt, pooling_params, request_id, **more):
-            numbers = PoolingOutput(array("f", output.embedding or b""))
-            yield PoolingRequestOutput(
-                output.request_id, numbers, output.prompt_token_ids, output.num_cached_tokens
-            )
+        async for output in super().encode(prompt, pooling_params, request_id, **more):
+            output.outputs = PoolingOutput(output.outputs.data)
+            yield output

@@ -224,7 +224,8 @@ class StepOutput(msgspec.Struct, kw_only=True):
     that asked for none. prompt_logprobs: row → finished prompt logprobs ([num_prompt_tokens - 1]
     positions, for tokens 1 …). draft_token_ids: proposals for the next step, per row of `rows`
     (also kept in W). With `Limits.drafts_ahead`, they are set in steps with masks only. embeddings:
-    of an engine that pools, one float32 vector per row of `rows`; `token_ids` is empty then.
+    of an engine that pools, one float32 vector or matrix per row of `rows`; `token_ids` is empty
+    then.
     is_quiet: no engine that shares out experts has requests to compute. is_over: these engines need
     not take another step.
     """

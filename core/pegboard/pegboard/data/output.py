@@ -54,7 +54,8 @@ class RequestStats:
 @dataclass(slots=True)
 class RequestOutput:
     """The state of one request. prompt_logprobs: one entry per prompt token; the first entry is
-    None. embedding: the float32 values of the vector, if a PoolingParams asked for one."""
+    None. embedding: the float32 values that a PoolingParams asked for. embedding_shape: of these
+    values; None = there are none."""
 
     request_id: str
     prompt: str | None
@@ -67,6 +68,22 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     embedding: bytes = b""
+    embedding_shape: tuple[int, ...] | None = None
+
+    def pooled(self) -> Any:
+        """Return what a PoolingParams asked for: a float32 NumPy array [size], or [tokens, size] of
+        a task of tokens. There is one unless `embedding_shape` is None."""
+        import numpy as np
+
+        assert self.embedding_shape is not None, "the request was not for a vector"
+        return np.frombuffer(self.embedding, np.float32).reshape(self.embedding_shape).copy()
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """What the model makes of a prompt. data: a float32 NumPy array [size], or [tokens, size]."""
+
+    data: Any
 
 
 @dataclass(slots=True)

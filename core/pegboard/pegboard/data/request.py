@@ -87,7 +87,8 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     wrong, if the request itself is wrong (a grammar that does not compile). ends_whole:
     finish_reason is "stop", but the last token is not a stop token and belongs to the text.
     prompt_logprobs: an encoded list[PositionLogprobs], or empty. It can be long, so it is decoded
-    where there is time. embedding: the float32 values of a pooling request's vector.
+    where there is time. embedding: the float32 values that a pooling request asked for.
+    embedding_shape: theirs.
     """
 
     request_id: str
@@ -103,3 +104,4 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     error_parameter: str | None = None
     ends_whole: bool = False
     embedding: bytes = b""
+    embedding_shape: tuple[int, ...] | None = None

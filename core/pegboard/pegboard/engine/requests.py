@@ -179,12 +179,13 @@ class Request:
 
     def embedded(self, vector: np.ndarray) -> tuple[RequestDelta, str]:
         """Return the last delta of a pooling request, and its finish reason. vector: float32
-        [size]. One with values that are not finite is an error."""
+        [size], or [tokens, size]. One with values that are not finite is an error."""
         delta = RequestDelta(request_id=self.request_id, num_cached_tokens=self.num_cached_tokens)
         if not np.isfinite(vector).all():
             delta.error = BAD_VECTOR
             return delta, "error"
         delta.embedding = vector.tobytes()
+        delta.embedding_shape = vector.shape
         return delta, "stop"
 
     def append_until_stop(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.config.data_parallel import chosen_engine
 from pegboard.config.sources import describe_settings
-from pegboard.data.output import RequestOutput
+from pegboard.data.output import PoolingOutput, PoolingRequestOutput, RequestOutput
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.engine.actions import action_of
@@ -276,6 +276,24 @@ class AsyncLLM(AsyncControls, Connected):
             self._streams.remove(request.request_id)
             if not live.stream.is_finished and not live.is_lost:
                 self._connection.send(Abort([request.request_id]))
+
+    async def encode(
+        self,
+        prompt: PromptInput,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        """Yield what the model makes of a prompt, once. options: see `generate`, which it calls."""
+        params = pooling_params or PoolingParams()
+        async for output in self.generate(prompt, params, request_id, **options):
+            if output.embedding_shape is not None:
+                yield PoolingRequestOutput(
+                    output.request_id,
+                    PoolingOutput(output.pooled()),
+                    output.prompt_token_ids,
+                    output.num_cached_tokens,
+                )
 
     async def _add(
         self, prompt: PromptInput, params: SamplingParams | PoolingParams, options: RequestOptions

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -27,6 +26,7 @@ from pegboard.data.output import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
     MetricValue,
+    PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     ScoringRequestOutput,
@@ -271,12 +271,13 @@ class LLM(SyncControls):
         use_tqdm: UseTqdm = True,
         lora_request: Loras = None,
         pooling_task: Task | None = None,
-    ) -> list[PoolingRequestOutput[list[float]]]:
-        """Return what the model makes of prompts, in their order, as numbers. The model must pool:
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return what the model makes of prompts, in their order, as arrays. The model must pool:
         an encoder, or a decoder with runner="pooling". pooling_params, lora_request: one for all
-        prompts, or one per prompt. pooling_task: "embed" or "classify"; None = what the model does.
-        Raises RequestError if a prompt is wrong, before anything runs, if the model does something
-        else, and if a vector is not finite."""
+        prompts, or one per prompt. pooling_task: "embed" or "classify", or "token_embed" or
+        "token_classify" for a row for each token; None = what the model does. Raises RequestError
+        if a prompt is wrong, before anything runs, if the model does something else, and if a
+        vector is not finite."""
         if self.is_sleeping():
             raise RequestError("the engine sleeps; call wake_up first")
         all_prompts = [as_prompt(prompt) for prompt in as_list(prompts)]
@@ -291,7 +292,7 @@ class LLM(SyncControls):
             requests.append(build(prompt, params, self._next_id(), lora=lora))
         outputs = self._run_all(requests, all_prompts, use_tqdm)
         for place, output in enumerate(outputs):
-            if not output.embedding:
+            if output.embedding_shape is None:
                 raise RequestError(
                     f"prompt {place} ended with {output.outputs[0].finish_reason!r}, without a "
                     "vector; the log has the reason",
@@ -300,7 +301,7 @@ class LLM(SyncControls):
         return [
             PoolingRequestOutput(
                 output.request_id,
-                array("f", output.embedding or b"").tolist(),
+                PoolingOutput(output.pooled()),
                 output.prompt_token_ids,
                 output.num_cached_tokens,
             )
@@ -344,6 +345,24 @@ class LLM(SyncControls):
         )
         return results_of(outputs, ClassificationRequestOutput, ClassificationOutput)
 
+    def reward(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Loras = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return the rewards of prompts, in their order: a row for each token, or for each step of
+        a process reward model. See `encode`."""
+        return self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="token_classify",
+        )
+
     def score(
         self,
         data_1: str | Sequence[str],
@@ -357,14 +376,15 @@ class LLM(SyncControls):
         many.
 
         A model with one class reads both texts at once (cross-encoder), and its value is the score.
-        With a model that makes vectors, the score is the cosine of their angle.
+        With a model that makes vectors, the score is the cosine of their angle. If it makes one for
+        each token (ColBERT), the score is the sum of each of data_1's best products with data_2's.
         """
         pairs = text_pairs(data_1, data_2)
         more: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request}
         pooling = self.llm_engine.plan.pooling
-        if pooling is not None and pooling.task == "embed":
+        if pooling is not None and pooling.makes == "embed":
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-            results = self.embed(texts, pooling_params=pooling_params, **more)
+            results = self.encode(texts, pooling_params, pooling_task=pooling.task, **more)
             vectors = dict(zip(texts, results, strict=True))
             return [scored(vectors[first], vectors[second]) for first, second in pairs]
         prompts = [Prompt(text=first, second_text=second) for first, second in pairs]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pegboard.data.output import (
-    EmbeddingRequestOutput,
+    PoolingOutput,
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
@@ -18,7 +17,7 @@ Result = TypeVar("Result", bound=PoolingRequestOutput[Any])
 
 
 def results_of(
-    outputs: Sequence[PoolingRequestOutput[list[float]]],
+    outputs: Sequence[PoolingRequestOutput[PoolingOutput]],
     result: type[Result],
     make: Callable[[list[float]], object],
 ) -> list[Result]:
@@ -26,7 +25,7 @@ def results_of(
     return [
         result(
             output.request_id,
-            make(output.outputs),
+            make(output.outputs.data.tolist()),
             output.prompt_token_ids,
             output.num_cached_tokens,
         )
@@ -57,23 +56,38 @@ def text_pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[
     return list(zip(ones, others, strict=True))
 
 
-def scored(first: EmbeddingRequestOutput, second: EmbeddingRequestOutput) -> ScoringRequestOutput:
-    """Return the cosine of the angle between two vectors; 0 if one of them is zero."""
-    one = first.outputs.embedding
-    other = second.outputs.embedding
-    lengths = math.sqrt(math.fsum(x * x for x in one)) * math.sqrt(math.fsum(x * x for x in other))
-    cosine = math.fsum(x * y for x, y in zip(one, other, strict=True)) / lengths if lengths else 0.0
+Pooled = PoolingRequestOutput[PoolingOutput]
+
+
+def scored(first: Pooled, second: Pooled) -> ScoringRequestOutput:
+    """Return the similarity of what a model made of two texts."""
     token_ids = [*(first.prompt_token_ids or ()), *(second.prompt_token_ids or ())]
+    score = similarity(first.outputs.data, second.outputs.data)
     return ScoringRequestOutput(
-        f"{first.request_id}-{second.request_id}", ScoringOutput(cosine), token_ids
+        f"{first.request_id}-{second.request_id}", ScoringOutput(score), token_ids
     )
 
 
-def score_of_classes(output: PoolingRequestOutput[list[float]]) -> ScoringRequestOutput:
+def similarity(first: Any, second: Any) -> float:
+    """Return the cosine of the angle between two vectors [size]; 0 if one of them is zero. Of two
+    matrices [tokens, size], it is the sum of each row's best product with a row of the second
+    (Khattab and Zaharia 2020)."""
+    import numpy as np
+
+    first = np.asarray(first, np.float64)
+    second = np.asarray(second, np.float64)
+    products = first @ second.T
+    if first.ndim == 2:
+        return float(products.max(1).sum())
+    lengths = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
+    return float(products) / lengths if lengths else 0.0
+
+
+def score_of_classes(output: Pooled) -> ScoringRequestOutput:
     """Return the value of the only class. Raises RequestError if the model has more."""
-    if len(output.outputs) != 1:
+    if len(output.outputs.data) != 1:
         raise RequestError(
             "a score is the value of a model with one class, and this model has "
-            f"{len(output.outputs)}"
+            f"{len(output.outputs.data)}"
         )
     return results_of([output], ScoringRequestOutput, lambda values: ScoringOutput(values[0]))[0]

@@ -52,6 +52,7 @@ class OutputStream:
         self.num_cached_tokens: int | None = None
         self.kv_transfer_params: dict[str, Any] | None = None
         self.embedding = b""
+        self.embedding_shape: tuple[int, ...] | None = None
         self.stats = RequestStats(arrival_time=request.arrival_s or time.time())
         self.texts = texts if params.detokenize else None
         self.completions = [
@@ -101,6 +102,7 @@ class OutputStream:
         if delta.prompt_logprobs and self.prompt_logprobs is not None and delta.index == 0:
             self.late = delta.prompt_logprobs
         self.embedding = delta.embedding
+        self.embedding_shape = delta.embedding_shape
         before = len(completion.token_ids)
         is_hit = completion.feed(delta)
         if num_new := len(completion.token_ids) - before:
@@ -164,6 +166,7 @@ class OutputStream:
             self.num_cached_tokens,
             self.kv_transfer_params,
             self.embedding,
+            self.embedding_shape,
         )
 
 

@@ -36,7 +36,7 @@ def ids_of_pair(
     """Return the token ids of two texts, and the type of each token. most: the number of tokens to
     keep. Raises RequestError if the model does not classify, or if the tokenizer cannot encode
     pairs."""
-    if plan.pooling is None or plan.pooling.task != "classify":
+    if plan.pooling is None or plan.pooling.makes != "classify":
         raise RequestError(
             "only a model that classifies reads two texts together", parameter="data_2"
         )

@@ -174,8 +174,12 @@ class RequestBuilder:
                 "prompt_embeds: vectors are made of text, token ids and media only",
                 parameter="prompt_embeds",
             )
+        merged = merged_pooling(params, pooling)
         unused = SamplingParams(
-            max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+            max_tokens=1,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_reading_prefix_cache=merged.task in pooling.from_start,
         )
         lora = lora or adapter_of(prompt, self.plan.settings.engine.default_mm_loras)
         self._check(unused, priority, lora)
@@ -194,7 +198,7 @@ class RequestBuilder:
             priority=priority,
             cache_salt=prompt.cache_salt,
             lora=lora,
-            pooling=merged_pooling(params, pooling),
+            pooling=merged,
         )
 
     @cached_property

@@ -183,8 +183,8 @@ KINDS: dict[str, Kind] = {
             "one",
             "AW",
             "makes vectors or classes of prompts",
-            major=2,
-            earlier="pegboard.interfaces.earlier:PoolerOfV1",
+            major=3,
+            earlier="pegboard.interfaces.earlier:PoolerOfV2",
             provisional=True,
         ),
         _kind(

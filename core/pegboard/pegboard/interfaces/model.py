@@ -33,19 +33,21 @@ class ModelSpec(Spec):
 
     flags: "encoder" = tokens attend to those after them, too. A prompt is computed in one step,
     nothing is cached, and the model makes vectors and no text. "classifier" = `logits` returns one
-    number for each class, of rows that the pooler made. "tensor_parallel" = ranks can divide its
-    layers. "multimodal" = it is a `MultiModal`. "encoder_decoder" = it is an
-    `EncoderDecoder`, and each prompt has one item, which it encodes. "whole_items" = the tokens of
-    an item attend to all of it, so no step computes only the first part of it. An item with other
-    tokens between its rows counts as several. "whole_prompt" = the tokens of a prompt attend to all
-    of it. The layers of both are built with `Build.sees_items`. "batch_invariant" = so is all that
-    it computes itself, if its layers are (see `spec.BATCH_INVARIANT`).
+    number for each class, of rows that the pooler made. "token_classifier" = in addition, these
+    rows are the states of tokens. "tensor_parallel" = ranks can divide its layers. "multimodal" =
+    it is a `MultiModal`. "encoder_decoder" = it is an `EncoderDecoder`, and each prompt has one
+    item, which it encodes. "whole_items" = the tokens of an item attend to all of it, so no step
+    computes only the first part of it. An item with other tokens between its rows counts as
+    several. "whole_prompt" = the tokens of a prompt attend to all of it. The layers of both are
+    built with `Build.sees_items`. "batch_invariant" = so is all that it computes itself, if its
+    layers are (see `spec.BATCH_INVARIANT`).
     """
 
     FLAGS = frozenset(
         {
             "encoder",
             "classifier",
+            "token_classifier",
             "tensor_parallel",
             "multimodal",
             "encoder_decoder",

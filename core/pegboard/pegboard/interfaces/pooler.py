@@ -55,22 +55,38 @@ class PoolerSetup:
 
 @dataclass(slots=True)
 class PoolStep:
-    """The prompts that end in a step, S of them. starts: int32 [S + 1], on the host: with
-    `Pooling.whole_prompts`, prompt i has the tokens from starts[i] to starts[i + 1].
-    starts_on_device: the same. last: int64 [S], on the device: the place of each prompt's last
-    token; None = the tokens are the last ones of the prompts. params: of each prompt. classify:
-    pooled states [S, size] → values of the classes [S, C]. All of them are valid until `pool`
-    returns."""
+    """The prompts of a step, R of them, S of which end in it. rows: int32 [R], on the host: the
+    number of each request, which it keeps until it ends or `remove` names it. offsets: int64 [R],
+    on the host: how many tokens of each prompt were computed before. 0 = the prompt begins, perhaps
+    once more. starts: int32 [R + 1], on the host: prompt i has the tokens from starts[i] to
+    starts[i + 1] of the step. starts_on_device: the same. ends: bool [R], on the host: the prompt
+    ends in this step. last: int64 [S], on the device: the places of the last tokens of the prompts
+    that end; None = each token is the last one of its prompt. token_ids: int64 [T], on the host.
+    params: of each of the R prompts; with no task, `Pooling.task` is meant. classify: states [n,
+    size] → values of the classes [n, C], which are valid until the next call. All of them are valid
+    until `pool` returns."""
 
+    rows: "np.ndarray"
+    offsets: "np.ndarray"
     starts: "np.ndarray"
     starts_on_device: "Tensor"
+    ends: "np.ndarray"
     last: "Tensor | None"
+    token_ids: "np.ndarray"
     params: "Sequence[PoolingParams]"
     classify: "Callable[[Tensor], Tensor]"
 
 
 class Pooler(Protocol):
+    """A prompt may be computed in several steps. If the tasks of `Pooling.from_start` need what the
+    steps before made, the pooler keeps it by row."""
+
     def pool(self, hidden: "Tensor", step: PoolStep) -> "Callable[[], list[np.ndarray]]":
-        """Compute a vector for each prompt. hidden: [T, size], the final states of the step's
-        tokens, which the next step may overwrite. The returned callable waits, and returns one
-        float32 vector for each prompt. It may be called after the next steps have run. Hot."""
+        """Compute the result of each prompt that ends in this step, also of steps in which none
+        does. hidden: [T, size], the final states of the step's tokens, which the next step may
+        overwrite. The returned callable waits, and returns a list of float32 arrays, one for each
+        of these prompts: a vector, or for tasks of tokens a matrix. It may be called after the next
+        steps have run, and is called in the order of the steps. Hot."""
+
+    def remove(self, rows: "np.ndarray") -> None:
+        """The requests have left these rows [n]: forget what was kept of them."""

@@ -11,9 +11,10 @@ from pegboard.interfaces.pooler import Convert
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.plugins.registry import Registry
 
-CONVERTED: Mapping[str, Convert | None] = {
+CONVERTED: Mapping[str, Convert] = {
     "ForSequenceClassification": "classify",
-    "ForProcessRewardModel": None,
+    "ForTokenClassification": "classify",
+    "ForProcessRewardModel": "classify",
     "ForRewardModel": "classify",
     "RewardModel": "classify",
     "ForTextEncoding": "embed",
@@ -21,8 +22,7 @@ CONVERTED: Mapping[str, Convert | None] = {
     "TextModel": "embed",
     "Model": "embed",
 }
-"""How the name of an architecture ends → what its checkpoint is for. The first that fits counts.
-None = nothing that can be served yet."""
+"""How the name of an architecture ends → what its checkpoint is for. The first that fits counts."""
 TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """How the names of architectures end that generate text."""
 SENTENCES = "modules.json"
@@ -43,7 +43,7 @@ def with_decoder(
     convert: Convert | None = None
     for name in names:
         end = next((end for end in CONVERTED if name.endswith(end)), None)
-        if name in installed or end is None or name.endswith(TEXT) or CONVERTED[end] is None:
+        if name in installed or end is None or name.endswith(TEXT):
             continue
         convert = CONVERTED[end]
         names = (*names, *(name.removesuffix(end) + text for text in TEXT))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from pegboard.config.schema import EngineConfig, Settings
-from pegboard.data.pooling_params import Pooling, PoolingParams
+from pegboard.data.pooling_params import TOKEN_TASKS, Pooling, PoolingParams
 from pegboard.errors import ConfigError, RequestError, blame, expect
 from pegboard.interfaces.pooler import Convert, PoolerFacts, PoolerSpec
 from pegboard.interfaces.spec import Need
@@ -108,19 +108,34 @@ def task_of(
     pooling: Pooling | None,
 ) -> tuple[Literal["generate", "embed", "classify"], tuple[str, ...]]:
     """Return what an engine makes of prompts, and the names of the model's classes."""
-    return ("generate", ()) if pooling is None else (pooling.task, pooling.labels)
+    return ("generate", ()) if pooling is None else (pooling.makes, pooling.labels)
 
 
 def merged_pooling(params: PoolingParams, pooling: Pooling) -> PoolingParams:
-    """Return `params` with the model's default. Raises RequestError for another task than the
-    model's, and for a number of dimensions that it does not allow."""
-    if params.task not in (None, pooling.task):
+    """Return `params` with the model's defaults. Raises RequestError for a task that the model does
+    not do, and for what it does not allow."""
+    task = params.task or pooling.task
+    if task not in (pooling.task, *pooling.tasks):
         does = (
             "classifies texts and has no vectors"
-            if pooling.task == "classify"
+            if pooling.makes == "classify"
             else "makes vectors and has no classes"
         )
-        raise RequestError(f"this model {does}; it cannot {params.task}", parameter="task")
+        if task in TOKEN_TASKS and task.removeprefix("token_") == pooling.makes:
+            does = "makes one result for a prompt, and none for its tokens"
+        raise RequestError(f"this model {does}; it cannot {task}", parameter="task")
+    for name in ("step_tag_id", "returned_token_ids"):
+        if getattr(params, name) is not None and not (pooling.has_steps and task in TOKEN_TASKS):
+            raise RequestError(
+                f"{name} is for models that pool by STEP, and for their tokens' results (task "
+                "token_embed or token_classify)",
+                parameter=name,
+            )
+    if max(params.returned_token_ids or (-1,)) >= len(pooling.labels):
+        raise RequestError(
+            f"returned_token_ids: this model has {len(pooling.labels)} classes",
+            parameter="returned_token_ids",
+        )
     allowed = pooling.dimensions
     if (wanted := params.dimensions) is not None:
         if allowed is None:
@@ -140,4 +155,10 @@ def merged_pooling(params: PoolingParams, pooling: Pooling) -> PoolingParams:
     use_activation = (
         pooling.use_activation if params.use_activation is None else params.use_activation
     )
-    return PoolingParams(dimensions=wanted, use_activation=use_activation)
+    return PoolingParams(
+        task=task,
+        dimensions=wanted,
+        use_activation=use_activation,
+        step_tag_id=params.step_tag_id,
+        returned_token_ids=params.returned_token_ids,
+    )

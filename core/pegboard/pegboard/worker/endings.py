@@ -54,7 +54,7 @@ class Ending:
 
 
 class Pool(Ending):
-    """Makes vectors of prompts."""
+    """Makes vectors of prompts, or values of classes."""
 
     def __init__(self, pooler: Pooler, stages: Stages) -> None:
         self.pooler = pooler
@@ -64,16 +64,22 @@ class Pool(Ending):
     def add(self, new: NewRequest) -> None:
         self.params[new.row] = new.pooling or PoolingParams()
 
+    def remove(self, rows: np.ndarray) -> None:
+        self.pooler.remove(rows)
+
     def end(self, step: Step) -> Callable[[], StepOutput]:
         inputs = step.inputs
-        rows = inputs.sample_rows.tolist()
-        if not rows:
-            return lambda: step.output
+        buffers = self.stages.inputs
+        rows = step.batch.rows
         pool_step = PoolStep(
+            rows=rows,
+            offsets=inputs.starts,
             starts=inputs.query_start_loc[: len(rows) + 1],
-            starts_on_device=self.stages.inputs.query_start_loc.on_device[: len(rows) + 1],
+            starts_on_device=buffers.query_start_loc.on_device[: len(rows) + 1],
+            ends=step.batch.samples,
             last=inputs.logits_index,
-            params=[self.params[row] for row in rows],
+            token_ids=buffers.input_ids.array[: inputs.num_tokens],
+            params=[self.params[row] for row in rows.tolist()],
             classify=self.stages.logits,
         )
         wait = self.pooler.pool(step.hidden[: inputs.num_tokens], pool_step)

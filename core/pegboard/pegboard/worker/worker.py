@@ -69,7 +69,7 @@ STAGES_OF: Mapping[str | None, tuple[Trait, ...]] = {
     "embed": ("forward",),
     "classify": ("forward", "logits"),
 }
-"""Task of a pooling model → the stages that its steps use. None = it generates text."""
+"""What a pooling model makes → the stages that its steps use. None = it generates text."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def traits_of(pooling: Pooling | None, ranks: Ranks) -> tuple[Trait, ...]:
     used = {"forward", *(["logits"] if stage.is_last else [])} if stage.count > 1 else {*TRAITS}
     if ranks.engines is not None:
         used = {"logits"}
-    return tuple(trait for trait in STAGES_OF[pooling.task if pooling else None] if trait in used)
+    return tuple(trait for trait in STAGES_OF[pooling.makes if pooling else None] if trait in used)
 
 
 def part_of_group(group: KVGroup, specs: Mapping[int, KVCacheSpec]) -> KVGroup:

@@ -42,8 +42,6 @@ from pegboard_model_transformers.rotary import ModuleRotary, RotaryCall
 from pegboard_model_transformers.shares import Shares
 
 POOLING = (
-    "ForTokenClassification",
-    "ForProcessRewardModel",
     "ForQuestionAnswering",
     "ForMultipleChoice",
     "ForMaskedLM",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pegboard.interfaces.pooler import PoolerSpec
 
 SENTENCE = PoolerSpec(
-    api="2.0",
+    api="3.0",
     implementation="pegboard_pooler_sentence.pooler:SentencePooler",
     plan="pegboard_pooler_sentence.plan:plan",
 )

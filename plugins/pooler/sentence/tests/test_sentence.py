@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pegboard_pooler_sentence.plan import labels, plan
+from pegboard_pooler_sentence.classes import labels
+from pegboard_pooler_sentence.plan import plan
 from pegboard_pooler_sentence.pooler import SentencePooler
+from safetensors.torch import save_file
 
 from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.errors import ConfigError, ModelError
@@ -24,8 +26,9 @@ from pegboard_testing.contract_pooler import PoolerContract, pool_step
 NONE: frozenset[str] = frozenset()
 
 
-def method(pooling_type: str, activation: str) -> dict[str, str]:
-    return {"pooling_type": pooling_type, "activation": activation}
+def method(pooling_types: str, activation: str, **more: str) -> dict[str, str]:
+    common = {"pooling_types": pooling_types, "token_pooling": "ALL", "activation": activation}
+    return {**common, **more}
 
 
 def test_contract() -> None:
@@ -39,24 +42,36 @@ class TestVectors(PoolerContract):
         return SentencePooler(None, setup)
 
 
-class TestMean(TestVectors):
-    pooling = Pooling(whole_prompts=True, method=method("MEAN", "none"))
+class TestJoined(TestVectors):
+    pooling = Pooling(
+        tasks=("token_embed",), dimensions=6, method=method("MEAN,MAX,CLS,LAST,MEAN_SQRT", "none")
+    )
 
 
 class TestClasses(TestVectors):
-    pooling = Pooling(task="classify", whole_prompts=True, method=method("CLS", "softmax"))
+    pooling = Pooling(task="classify", tasks=("token_classify",), method=method("CLS", "softmax"))
+
+
+class TestTokens(TestVectors):
+    pooling = Pooling(task="token_embed", dimensions=6, method=method("", "normalize"))
 
 
 @pytest.mark.parametrize(
     ("pooling_type", "expected"),
-    [("LAST", [[5.0, 6.0], [7.0, 8.0]]), ("CLS", [[1.0, 2.0], [7.0, 8.0]])]
-    + [("MEAN", [[3.0, 4.0], [7.0, 8.0]])],
+    [
+        ("LAST", [[5.0, 6.0], [7.0, 8.0]]),
+        ("CLS", [[1.0, 2.0], [7.0, 8.0]]),
+        ("MEAN", [[3.0, 4.0], [7.0, 8.0]]),
+        ("MAX", [[5.0, 6.0], [7.0, 8.0]]),
+        ("MEAN_SQRT", [[9 / 3**0.5, 12 / 3**0.5], [7.0, 8.0]]),
+        ("CLS,MAX", [[1.0, 2.0, 5.0, 6.0], [7.0, 8.0, 7.0, 8.0]]),
+    ],
 )
 def test_the_state_of_a_prompt(pooling_type: str, expected: list[list[float]]) -> None:
     hidden = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
     pooler = SentencePooler(None, PoolerSetup(Pooling(method=method(pooling_type, "normalize"))))
     step = pool_step([3, 1], [PoolingParams(use_activation=False)] * 2)
-    assert np.array(pooler.pool(hidden, step)()).tolist() == expected
+    np.testing.assert_allclose(pooler.pool(hidden, step)(), expected, rtol=1e-6)
 
 
 def write(folder: Path, files: dict[str, Any], config: dict[str, Any]) -> Checkpoint:
@@ -85,9 +100,11 @@ def modules(*names: str) -> list[dict[str, str]]:
 def test_without_files_the_flags_decide(tmp_path: Path) -> None:
     plain = write(tmp_path, {}, {})
     made = plan(PoolerFacts(NONE, plain, {}))
-    assert made == Pooling(method=method("LAST", "normalize"))
+    assert made == Pooling(
+        tasks=("token_embed",), from_start=("token_embed",), method=method("LAST", "normalize")
+    )
     made = plan(PoolerFacts(frozenset({"encoder"}), plain, {}))
-    assert made.method["pooling_type"] == "CLS" and made.whole_prompts
+    assert made.method["pooling_types"] == "CLS" and made.whole_prompts and not made.from_start
 
 
 def test_the_files_of_sentence_transformers(tmp_path: Path) -> None:
@@ -98,7 +115,8 @@ def test_the_files_of_sentence_transformers(tmp_path: Path) -> None:
     }
     facts = PoolerFacts(NONE, write(tmp_path, files, {"is_matryoshka": True, "hidden_size": 4}), {})
     assert plan(facts) == Pooling(
-        whole_prompts=True,
+        tasks=("token_embed",),
+        from_start=("embed", "token_embed"),
         max_length=77,
         use_activation=False,
         dimensions=4,
@@ -110,16 +128,105 @@ def test_the_setting_wins_over_the_files(tmp_path: Path) -> None:
     files = {"modules.json": modules("Transformer", "Normalize")}
     config = {"pooling_type": "CLS", "use_activation": False}
     made = plan(PoolerFacts(NONE, write(tmp_path, files, {}), config))
-    assert made.method["pooling_type"] == "CLS" and not made.use_activation and made.whole_prompts
-    for wrong in ({"pooling_type": "ALL"}, {"normalize": True}, {"use_activation": 3}):
+    assert made.method["pooling_types"] == "CLS" and not made.use_activation
+    assert made.from_start == ("embed", "token_embed")
+    for wrong in (
+        {"pooling_type": "SOME"},
+        {"normalize": True},
+        {"use_activation": 3},
+        {"task": "classify"},
+        {"logit_sigma": 0},
+        {"logit_bias": 1, "logit_mean": 1},
+    ):
         with pytest.raises(ConfigError, match="pooler_config"):
             plan(PoolerFacts(NONE, write(tmp_path, {}, {}), wrong))
 
 
 @pytest.mark.parametrize(
+    ("config", "task", "tokens"),
+    [
+        ({"pooling_type": "ALL"}, "token_embed", "ALL"),
+        ({"pooling_type": "STEP", "step_tag_id": 3}, "token_embed", "STEP"),
+        ({"seq_pooling_type": "MEAN", "tok_pooling_type": "STEP"}, "embed", "STEP"),
+        ({"task": "token_embed"}, "token_embed", "ALL"),
+    ],
+)
+def test_the_task_of_requests_that_name_none(
+    tmp_path: Path, config: dict[str, Any], task: str, tokens: str
+) -> None:
+    made = plan(PoolerFacts(NONE, write(tmp_path, {}, {}), config))
+    assert made.task == task and {made.task, *made.tasks} == {"embed", "token_embed"}
+    assert made.has_steps == (tokens == "STEP") and made.method["token_pooling"] == tokens
+
+
+def test_results_of_tokens_and_of_steps() -> None:
+    """Of two prompts, the first of which comes in two steps. Rows of step tags, and some
+    columns."""
+    pooling = Pooling(
+        task="token_classify",
+        tasks=("classify",),
+        has_steps=True,
+        method=method("LAST", "none", token_pooling="STEP", step_tag_id="7"),
+    )
+    pooler = SentencePooler(None, PoolerSetup(pooling))
+    hidden = torch.arange(24.0).reshape(4, 6)
+    params = [PoolingParams(), PoolingParams(step_tag_id=1, returned_token_ids=(2, 0))]
+    first = pool_step([2], params[:1], ends=[False], token_ids=[7, 5])
+    assert pooler.pool(hidden[:2], first)() == []
+    second = pool_step([1, 1], params, offsets=[2, 0], token_ids=[7, 1])
+    one, other = pooler.pool(hidden[2:], second)()
+    assert one.tolist() == [[3.0, 5.0, 7.0], [27.0, 29.0, 31.0]]
+    assert other.tolist() == [[43.0, 39.0]]
+
+
+def test_values_are_shifted_and_divided_before_the_activation() -> None:
+    pooling = Pooling(
+        task="classify", method=method("LAST", "sigmoid", logit_mean="3", logit_sigma="2")
+    )
+    pooler = SentencePooler(None, PoolerSetup(pooling))
+    (values,) = pooler.pool(torch.arange(6.0)[None], pool_step([1]))()
+    np.testing.assert_allclose(values, 1 / (1 + np.exp(-np.array([0.0, 1.0, 2.0]))), rtol=1e-6)
+
+
+def test_steps_that_are_linear_layers(tmp_path: Path) -> None:
+    weight = torch.arange(12.0).reshape(2, 6) / 10
+    for place, (shape, activation) in enumerate(((weight, "Identity"), (torch.eye(2), "Tanh")), 2):
+        (tmp_path / f"{place}_Dense").mkdir()
+        tensors = {"linear.weight": shape, "linear.bias": torch.ones(2)}
+        save_file(tensors, tmp_path / f"{place}_Dense" / "model.safetensors")
+        config = {"activation_function": f"torch.nn.modules.activation.{activation}"}
+        (tmp_path / f"{place}_Dense" / "config.json").write_text(json.dumps(config))
+    files = {
+        "modules.json": modules("Transformer", "Pooling", "Dense", "Dense"),
+        "1_Pooling/config.json": {"pooling_mode_lasttoken": True},
+    }
+    facts = PoolerFacts(NONE, write(tmp_path, files, {}), {})
+    pooler = SentencePooler(None, PoolerSetup(plan(facts)))
+    hidden = torch.rand(3, 6)
+    (vector,) = pooler.pool(hidden, pool_step([3], [PoolingParams(use_activation=False)]))()
+    true = torch.tanh(weight @ hidden[-1] + 2)
+    np.testing.assert_allclose(vector, true, rtol=1e-5)
+    files["modules.json"] = modules("Transformer", "Pooling", "Dense", "Pooling")
+    for name, told in (("2_Dense/model.safetensors", "is missing"), ("", "must come once")):
+        if name:
+            (tmp_path / name).unlink()
+        else:
+            write(tmp_path, files, {})
+        with pytest.raises(ModelError, match=told):
+            plan(facts)
+
+
+@pytest.mark.parametrize(
     ("files", "told"),
     [
-        ({"modules.json": modules("Transformer", "Dense")}, "'Dense' is not supported"),
+        ({"modules.json": modules("Transformer", "LSTM")}, "'LSTM' is not supported"),
+        (
+            {
+                "modules.json": modules("Dense"),
+                "0_Dense/config.json": {"activation_function": "torch.nn.Tanhh"},
+            },
+            "'Tanhh' is not known",
+        ),
         ({"modules.json": {}}, "a list of objects"),
         (
             {"modules.json": [{"type": "a.Pooling", "path": "../elsewhere"}]},
@@ -128,9 +235,9 @@ def test_the_setting_wins_over_the_files(tmp_path: Path) -> None:
         (
             {
                 "modules.json": modules("Pooling"),
-                "0_Pooling/config.json": {"pooling_mode_max_tokens": True},
+                "0_Pooling/config.json": {"pooling_mode_weightedmean_tokens": True},
             },
-            "the model pools by max_tokens",
+            "the model pools by weightedmean_tokens",
         ),
     ],
 )
