@@ -8,7 +8,7 @@ A checkpoint has the names of the model's first code, or those of transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,25 +64,33 @@ class Sizes:
     longest: int
 
 
+@dataclass(frozen=True)
+class Family:
+    """An architecture. roots: what may be before the names of all tensors, besides nothing; weight
+    loaders add "model" where layers have nothing. names: of its first code. standard: the config →
+    the same with the names of transformers. Raises ModelError for variants that are not supported.
+    sizes: what such a config says."""
+
+    roots: tuple[str, ...]
+    names: Names
+    standard: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    sizes: Callable[[Mapping[str, Any]], Sizes]
+
+
 class Gated(nn.Module):
     """[T] token ids → [T, hidden], the states after the last layer. It has no head: `logits`
-    returns its input. roots: what may be before the names of all tensors, besides nothing. "model"
-    is what weight loaders add where layers have nothing."""
+    returns its input."""
 
-    roots: tuple[str, ...] = ()
-    first_names = Names()
-
-    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+    def __init__(self, config: Mapping[str, Any], build: Build, family: Family) -> None:
         super().__init__()
-        config = self.standard(config)
-        sizes = self.sizes = self.sizes_in(config)
-        root = self.root = next((build.at(r) for r in self.roots if build.has(r)), build)
-        names = self.first_names if root.has(root.at(self.first_names.layers).path) else Names()
+        config = family.standard(config)
+        sizes = self.sizes = family.sizes(config)
+        root = self.root = next((build.at(r) for r in family.roots if build.has(r)), build)
+        names = family.names if root.has(root.at(family.names.layers).path) else Names()
         hidden = sizes.hidden_size
         self.words = Embedding(root.at("embeddings.word_embeddings"), sizes.vocab_size, hidden)
-        self.types = TokenTypes(
-            root.at("embeddings.token_type_embeddings"), sizes.num_types, hidden
-        )
+        types = root.at("embeddings.token_type_embeddings")
+        self.types = TokenTypes(types, sizes.num_types, hidden)
         self.norm = LayerNorm(root.at(names.norm), hidden, sizes.eps)
         base, scaling = rope_parameters(config)
         check_positions(build, stretched_positions(scaling, sizes.longest))
@@ -94,17 +102,6 @@ class Gated(nn.Module):
             GatedLayer(layers.at(index), index, sizes, names, self.rope)
             for index in range(sizes.num_layers)
         )
-
-    @staticmethod
-    def standard(config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the config with the names of transformers. Raises ModelError for variants that are
-        not supported."""
-        raise NotImplementedError
-
-    @staticmethod
-    def sizes_in(config: Mapping[str, Any]) -> Sizes:
-        """Return what a config with the names of transformers says."""
-        raise NotImplementedError
 
     def embed(self, input_ids: Tensor) -> Tensor:
         words: Tensor = self.types(self.words(input_ids))
@@ -156,119 +153,12 @@ class GatedLayer(nn.Module):
         return result
 
 
-class Nomic(Gated):
-    roots = ("nomic_bert", "bert", "model")
-    first_names = Names(
-        layers="encoder.layers",
-        norm="emb_ln",
-        qkv=("attn.Wqkv",),
-        out="attn.out_proj",
-        mlp=("mlp.fc12", "mlp.fc11", "mlp.fc2"),
-        norms=("norm1", "norm2"),
-    )
-
-    @staticmethod
-    def standard(config: Mapping[str, Any]) -> dict[str, Any]:
-        if read(config, "moe_every_n_layers", int):
-            raise ModelError("NomicBertModel with experts (moe_every_n_layers) is not supported")
-        refuse(
-            config,
-            prenorm=False,
-            causal=False,
-            parallel_block=False,
-            use_rms_norm=False,
-            rotary_emb_interleaved=False,
-            rotary_emb_scale_base=None,
-            scale_attn_weights=True,
-            scale_attn_by_inverse_layer_idx=False,
-        )
-        names = {
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "intermediate_size": "n_inner",
-            "max_position_embeddings": "n_positions",
-            "layer_norm_eps": "layer_norm_epsilon",
-            "rope_theta": "rotary_emb_base",
-        }
-        named = {name: config[theirs] for name, theirs in names.items() if theirs in config}
-        function = read(config, "activation_function", str)
-        if function is not None:
-            gates = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
-            if function not in gates:
-                raise ModelError(
-                    f"activation_function is {function!r:.60}; only gates are supported: "
-                    f"{', '.join(gates)}"
-                )
-            named["hidden_act"] = gates[function]
-        base = named.get("rope_theta") or config.get("rope_theta") or 1000.0
-        return {**config, **named, "rope_theta": base}
-
-    @staticmethod
-    def sizes_in(config: Mapping[str, Any]) -> Sizes:
-        sizes = common(config, activation="silu", num_types=2)
-        channels = head_size(sizes["hidden_size"], sizes["num_heads"])
-        fraction = number_of(config, "rotary_emb_fraction", 1.0)
-        rotary_dim = int(channels * fraction)
-        if not 0 < rotary_dim <= channels or rotary_dim % 2:
-            raise ModelError(
-                f"rotary_emb_fraction is {fraction}; expected a part of the {channels} channels "
-                "of a head that is even and not 0"
-            )
-        longest = sizes["longest"]
-        # beyond it, the angles of a text would depend on its length
-        if config.get("rotary_scaling_factor") is not None:
-            longest = min(longest, read(config, "max_trained_positions", int) or 2048)
-        biases = flag_of(config, "qkv_proj_bias", False)
-        first = flag_of(config, "mlp_fc1_bias", False)
-        last = flag_of(config, "mlp_fc2_bias", False)
-        return Sizes(
-            **{
-                **sizes,
-                "longest": longest,
-                "biases": (biases, biases, first, last),
-                "rotary_dim": rotary_dim,
-            }
-        )
-
-
-class Gte(Gated):
-    roots = ("new", "gte", "model")
-    first_names = Names(
-        layers="encoder.layer",
-        qkv=("attention.qkv_proj",),
-        out="attention.o_proj",
-        mlp=("mlp.up_gate_proj", "mlp.down_proj"),
-        gate_is_last=True,
-        norms=("attn_ln", "mlp_ln"),
-    )
-
-    @staticmethod
-    def standard(config: Mapping[str, Any]) -> dict[str, Any]:
-        refuse(
-            config,
-            position_embedding_type="rope",
-            layer_norm_type="layer_norm",
-            pack_qkv=True,
-            logn_attention_scale=False,
-        )
-        # the code that has the model's first names has another default
-        base = 160000.0 if config.get("model_type") == "gte" else 10000.0
-        return {"rope_theta": base, **config}
-
-    @staticmethod
-    def sizes_in(config: Mapping[str, Any]) -> Sizes:
-        sizes = common(config, activation="gelu", num_types=1)
-        channels = head_size(sizes["hidden_size"], sizes["num_heads"])
-        return Sizes(**{**sizes, "biases": (True, True, False, True), "rotary_dim": channels})
-
-
 class Classifier(Gated):
     """A head of two layers on the state of the first token: classifier(tanh(dense(x))). The token
     types of pairs are an input, if there are any."""
 
-    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        super().__init__(config, build)
+    def __init__(self, config: Mapping[str, Any], build: Build, family: Family) -> None:
+        super().__init__(config, build, family)
         size = self.sizes.hidden_size
         self.first_layer = Linear(self.root.at("pooler.dense"), size, size, bias=True)
         self.last_layer = Linear(build.at("classifier"), size, num_labels(config), bias=True)
@@ -282,14 +172,6 @@ class Classifier(Gated):
     def logits(self, hidden: Tensor) -> Tensor:
         classes: Tensor = self.last_layer(torch.tanh(self.first_layer(hidden)))
         return classes.float()
-
-
-class NomicClasses(Classifier, Nomic):
-    pass
-
-
-class GteClasses(Classifier, Gte):
-    pass
 
 
 def common(config: Mapping[str, Any], activation: str, num_types: int) -> dict[str, Any]:
@@ -306,3 +188,131 @@ def common(config: Mapping[str, Any], activation: str, num_types: int) -> dict[s
         "num_types": num_types if types is None else types,
         "longest": size_of(config, "max_position_embeddings"),
     }
+
+
+def nomic_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """See `Family.standard`."""
+    if read(config, "moe_every_n_layers", int):
+        raise ModelError("NomicBertModel with experts (moe_every_n_layers) is not supported")
+    refuse(
+        config,
+        prenorm=False,
+        causal=False,
+        parallel_block=False,
+        use_rms_norm=False,
+        rotary_emb_interleaved=False,
+        rotary_emb_scale_base=None,
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+    )
+    names = {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "intermediate_size": "n_inner",
+        "max_position_embeddings": "n_positions",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "rope_theta": "rotary_emb_base",
+    }
+    named = {name: config[theirs] for name, theirs in names.items() if theirs in config}
+    function = read(config, "activation_function", str)
+    if function is not None:
+        gates = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
+        if function not in gates:
+            raise ModelError(
+                f"activation_function is {function!r:.60}; only gates are supported: "
+                f"{', '.join(gates)}"
+            )
+        named["hidden_act"] = gates[function]
+    base = named.get("rope_theta") or config.get("rope_theta") or 1000.0
+    return {**config, **named, "rope_theta": base}
+
+
+def nomic_sizes(config: Mapping[str, Any]) -> Sizes:
+    """See `Family.sizes`."""
+    sizes = common(config, activation="silu", num_types=2)
+    channels = head_size(sizes["hidden_size"], sizes["num_heads"])
+    fraction = number_of(config, "rotary_emb_fraction", 1.0)
+    rotary_dim = int(channels * fraction)
+    if not 0 < rotary_dim <= channels or rotary_dim % 2:
+        raise ModelError(
+            f"rotary_emb_fraction is {fraction}; expected a part of the {channels} channels of a "
+            "head that is even and not 0"
+        )
+    # beyond it, the angles of a text would depend on its length
+    if config.get("rotary_scaling_factor") is not None:
+        trained = read(config, "max_trained_positions", int) or 2048
+        sizes["longest"] = min(sizes["longest"], trained)
+    attention = flag_of(config, "qkv_proj_bias", False)
+    first = flag_of(config, "mlp_fc1_bias", False)
+    last = flag_of(config, "mlp_fc2_bias", False)
+    return Sizes(**sizes, biases=(attention, attention, first, last), rotary_dim=rotary_dim)
+
+
+def gte_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """See `Family.standard`."""
+    refuse(
+        config,
+        position_embedding_type="rope",
+        layer_norm_type="layer_norm",
+        pack_qkv=True,
+        logn_attention_scale=False,
+    )
+    # the first code has another default than transformers
+    base = 160000.0 if config.get("model_type") == "gte" else 10000.0
+    return {"rope_theta": base, **config}
+
+
+def gte_sizes(config: Mapping[str, Any]) -> Sizes:
+    """See `Family.sizes`."""
+    sizes = common(config, activation="gelu", num_types=1)
+    channels = head_size(sizes["hidden_size"], sizes["num_heads"])
+    return Sizes(**sizes, biases=(True, True, False, True), rotary_dim=channels)
+
+
+NOMIC = Family(
+    roots=("nomic_bert", "bert", "model"),
+    names=Names(
+        layers="encoder.layers",
+        norm="emb_ln",
+        qkv=("attn.Wqkv",),
+        out="attn.out_proj",
+        mlp=("mlp.fc12", "mlp.fc11", "mlp.fc2"),
+        norms=("norm1", "norm2"),
+    ),
+    standard=nomic_config,
+    sizes=nomic_sizes,
+)
+GTE = Family(
+    roots=("new", "gte", "model"),
+    names=Names(
+        layers="encoder.layer",
+        qkv=("attention.qkv_proj",),
+        out="attention.o_proj",
+        mlp=("mlp.up_gate_proj", "mlp.down_proj"),
+        gate_is_last=True,
+        norms=("attn_ln", "mlp_ln"),
+    ),
+    standard=gte_config,
+    sizes=gte_sizes,
+)
+
+
+class Nomic(Gated):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(config, build, NOMIC)
+
+
+class NomicClasses(Classifier):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(config, build, NOMIC)
+
+
+class Gte(Gated):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(config, build, GTE)
+
+
+class GteClasses(Classifier):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(config, build, GTE)

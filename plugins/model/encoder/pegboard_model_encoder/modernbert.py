@@ -69,14 +69,11 @@ def layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
 
 def rope_of(config: Mapping[str, Any], kind: str, build: Build, sizes: Sizes) -> Rope:
     """Return the rotation of the layers of one type."""
-    by_type = config.get("rope_parameters") or {}
-    own = by_type.get(kind) if isinstance(by_type, Mapping) else None
+    by_type = config.get("rope_parameters")
+    values = by_type.get(kind) if isinstance(by_type, Mapping) else config.get("rope_scaling")
     name, default = BASES[kind]
-    parameters = {
-        "rope_theta": number_of(config, name, default),
-        **(own if isinstance(own, Mapping) else config.get("rope_scaling") or {}),
-    }
-    base, scaling = rope_parameters({"rope_parameters": parameters})
+    theta = number_of(config, name, default)
+    base, scaling = rope_parameters({"rope_theta": theta, "rope_parameters": values})
     return scaled_rope(
         build,
         sizes.hidden_size // sizes.num_heads,
