@@ -232,12 +232,15 @@ def test_distances_of_mpnet() -> None:
 def test_a_checkpoint_with_a_language_head(
     write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]
 ) -> None:
-    """Its tensors begin with the model's name, and its head is not read."""
+    """Its tensors begin with the model's name, and its head is not read. An attention backend that
+    has no bias by distance is refused."""
     folder, model, tokenizer = write_encoder("MPNet", "ForMaskedLM")
     with open_encoder(folder) as llm:
         (output,) = llm.embed(TEXTS[2], use_tqdm=False)
     true = states(model.mpnet, tokenizer(TEXTS[2])["input_ids"])[0]
     assert (torch.tensor(output.outputs.embedding) - true / true.norm()).abs().max() < 1e-5
+    with pytest.raises(PegboardError, match="distance_bias=True is not declared"):
+        open_encoder(folder, attention_backend="cpu_native")
 
 
 def test_pairs_are_scored_in_check_mode(
