@@ -25,6 +25,7 @@ from test_encoder_parity import ARCHITECTURES as ENCODERS
 from test_encoder_parity import VOCAB_SIZE, write_tokenizer
 from test_fallback_parity import ARCHITECTURES as FALLBACK
 from test_media_dtypes import OTHERS, SMALL
+from test_rotated_encoder_parity import ARCHITECTURES as ROTATED
 from test_whisper_parity import some_prompts
 from tiny_media import open_media_llm
 from tiny_models import Reference, make_model
@@ -114,11 +115,11 @@ def test_whisper(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", [*ENCODERS, *ROTATED])
 def test_encoders(tmp_path: Path, name: str, head: str) -> None:
     torch.manual_seed(3)
     config = getattr(transformers, f"{name}Config")(
-        **{"vocab_size": VOCAB_SIZE, "max_position_embeddings": 66, **ENCODERS[name]}
+        **{"vocab_size": VOCAB_SIZE, "max_position_embeddings": 66, **(ENCODERS | ROTATED)[name]}
     )
     getattr(transformers, name + head)(config).save_pretrained(tmp_path)
     write_tokenizer(tmp_path, is_roberta="oberta" in name)

@@ -180,9 +180,10 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
         "PAD_D": 64,
         "PAD_DV": 64,
         "HAS_WINDOW": True,
+        "HAS_BIAS": True,
         "PRECISION": "tf32",
     }
-    types = "q k v out *bf16, query_start_loc *i32, scale fp32"
+    types = "q k v out *bf16, query_start_loc *i32, bias *fp32, scale fp32"
     found.append((encoder._attend_both_ways, types, constants, tiles.warps))
     found += latent_kernels(native)
     for centres in (False, True):

@@ -16,6 +16,7 @@ from test_experts_parity import ARCHITECTURES as EXPERTS
 from test_gemma3n_parity import CASES as GEMMA3N
 from test_latent_parity import ARCHITECTURES as LATENT
 from test_llama_parity import ARCHITECTURES as LLAMA
+from test_rotated_encoder_parity import ARCHITECTURES as ROTATED
 from test_state_parity import ARCHITECTURES as STATES
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
@@ -45,6 +46,10 @@ CASES: dict[str, Case] = {
     ),
     **{f"gemma3n, {name}": ("gemma3n_text", values) for name, values in GEMMA3N.items()},
     **{name: (name.lower().replace("xlmr", "xlm-r"), values) for name, values in ENCODERS.items()},
+    **{
+        name: (name.lower().replace("nomicb", "nomic_b"), values)
+        for name, values in ROTATED.items()
+    },
 }
 UNUSED = {
     *PretrainedConfig().to_dict(),
@@ -139,7 +144,9 @@ def test_a_value_that_the_config_lacks(sizes: dict[str, Any], name: str) -> None
     whole = AutoConfig.for_model(model_type, **chosen)
     config = whole.to_dict()
     architecture = str(
-        (MODEL_MAPPING_NAMES if name in ENCODERS else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)[model_type]
+        (MODEL_MAPPING_NAMES if name in ENCODERS | ROTATED else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)[
+            model_type
+        ]
     )
     expected = build(config, architecture)
     assert expected is not None

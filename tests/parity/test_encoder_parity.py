@@ -35,6 +35,7 @@ ARCHITECTURES = {
         "hidden_act": "gelu_new",
     },
     "DistilBert": DISTIL_SIZES,
+    "MPNet": SIZES,
 }
 TEXTS = [
     "w1 w2 w3",
@@ -100,7 +101,7 @@ def write_encoder(tmp_path: Path) -> Callable[..., tuple[Path, Any, Any]]:
         return (
             tmp_path / "model",
             model,
-            write_tokenizer(tmp_path / "model", is_roberta="oberta" in name),
+            write_tokenizer(tmp_path / "model", is_roberta="oberta" in name or name == "MPNet"),
         )
 
     return make
@@ -215,6 +216,31 @@ def test_scores_of_pairs(
         ):
             with pytest.raises(RequestError, match=message):
                 llm.score(first, second, use_tqdm=False)
+
+
+def test_distances_of_mpnet() -> None:
+    """Every distance has the bucket that transformers computes, also beyond the last one that has
+    a bias of its own."""
+    from pegboard_model_encoder.distance import REACH, buckets_of
+
+    distances = torch.arange(-600, 601)
+    theirs = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket
+    assert torch.equal(buckets_of(distances), theirs(distances))
+    assert torch.equal(buckets_of(distances.clamp(-REACH, REACH)), theirs(distances))
+
+
+def test_a_checkpoint_with_a_language_head(
+    write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]
+) -> None:
+    """Its tensors begin with the model's name, and its head is not read. An attention backend that
+    has no bias by distance is refused."""
+    folder, model, tokenizer = write_encoder("MPNet", "ForMaskedLM")
+    with open_encoder(folder) as llm:
+        (output,) = llm.embed(TEXTS[2], use_tqdm=False)
+    true = states(model.mpnet, tokenizer(TEXTS[2])["input_ids"])[0]
+    assert (torch.tensor(output.outputs.embedding) - true / true.norm()).abs().max() < 1e-5
+    with pytest.raises(PegboardError, match="distance_bias=True is not declared"):
+        open_encoder(folder, attention_backend="cpu_native")
 
 
 def test_pairs_are_scored_in_check_mode(

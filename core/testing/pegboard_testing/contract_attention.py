@@ -42,7 +42,7 @@ from pegboard_testing.attention_reference import FLOAT8, nearest, paged_attentio
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.key_parts import Share, joined
 
-FEATURES = ("window", "chunk", "sinks", "soft_cap", "part", "items")
+FEATURES = ("window", "chunk", "sinks", "soft_cap", "part", "items", "distance_bias")
 TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
 STORED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 """Types of the cache that only round. Others (int8 with scales) are for the backend's own tests."""

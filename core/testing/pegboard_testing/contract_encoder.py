@@ -28,16 +28,24 @@ from pegboard_testing.contract_attention import TOLERANCES, Piece, Trial
 
 
 def bidirectional_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The reference: q [T, H, D], k [T, K, D], v [T, K, Dv] of one prompt → [T, H · Dv]. A token
-    attends to all tokens, or to those at most window // 2 away."""
+    attends to all tokens, or to those at most window // 2 away. bias: [H, 2 R + 1], by distance."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(group, 1).double() for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
+    distances = torch.arange(len(q)) - torch.arange(len(q))[:, None]
+    if bias is not None:
+        reach = bias.shape[1] // 2
+        scores = scores + bias.cpu().double()[:, distances.clamp(-reach, reach) + reach]
     if window is not None:
-        places = torch.arange(len(q))
-        scores = scores.masked_fill((places[:, None] - places).abs() > window // 2, -torch.inf)
+        scores = scores.masked_fill(distances.abs() > window // 2, -torch.inf)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).flatten(1)
 
 
@@ -60,8 +68,8 @@ class EncoderContract:
     @pytest.mark.parametrize("dtype", TOLERANCES)
     @pytest.mark.parametrize("seed", range(12))
     def test_whole_prompts_equal_the_reference(self, dtype: str, seed: int) -> None:
-        """Two layers, one of them with a window, and prompts of any length in one step. A second
-        step takes other prompts."""
+        """Layers with a window, a bias by distance, both or neither, as far as they are declared,
+        and prompts of any length in one step. A second step takes other prompts."""
         assert not unmet(self.spec.supports, {"encoder": True})
         if unmet(self.spec.supports, {"dtype": dtype}):
             return
@@ -73,15 +81,26 @@ class EncoderContract:
             if not unmet(self.spec.supports, {"window": True})
             else [None, None]
         )
+        reaches: list[int | None] = [None, None]
+        if not unmet(self.spec.supports, {"distance_bias": True}):
+            reaches = [3 if seed % 3 == 1 else None, 40 if seed % 3 == 2 else None]
+        counts = [kv_heads * int(rng.integers(1, 3)) for _ in windows]
+        biases = [
+            None
+            if reach is None
+            else torch.from_numpy(rng.normal(size=(count, 2 * reach + 1))).float().to(self.device)
+            for count, reach in zip(counts, reaches, strict=True)
+        ]
         layers = [
             AttentionLayer(
                 layer_index=i,
-                num_heads=kv_heads * int(rng.integers(1, 3)),
+                num_heads=counts[i],
                 num_kv_heads=kv_heads,
                 head_dim=head_dim,
                 scale=head_dim**-0.5 * (1 + i),
                 window=window,
                 encoder=True,
+                distance_bias=biases[i],
             )
             for i, window in enumerate(windows)
         ]
@@ -99,7 +118,9 @@ class EncoderContract:
                 ]
                 expected = torch.cat(
                     [
-                        bidirectional_attention(q, k, v, layer.scale, layer.window)
+                        bidirectional_attention(
+                            q, k, v, layer.scale, layer.window, layer.distance_bias
+                        )
                         for q, k, v in parts
                     ]
                 )

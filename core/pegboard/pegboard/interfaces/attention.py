@@ -32,9 +32,10 @@ class AttentionSpec(Spec):
     latent: the types in which it can store the latents of latent attention, where kv_dtype does not
     count. sparse: True if it can choose keys by an index (see `SparseIndex`). encoder: True if it
     can compute layers whose tokens attend to those after them, where kv_dtype does not count (see
-    `AttentionLayer`). Keys and values are then stored in the compute type, if at all. part: True if
-    it can attend to a part of the keys (see `AttentionLayer`). items: True if its tokens can attend
-    to the end of their item (see `AttentionLayer`).
+    `AttentionLayer`). Keys and values are then stored in the compute type, if at all.
+    distance_bias: True if these may have one. part: True if it can attend to a part of the keys
+    (see `AttentionLayer`). items: True if its tokens can attend to the end of their item (see
+    `AttentionLayer`).
 
     flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of
     `AttentionInputs` and memory that `plan` fills in place. "batch_invariant" = it can be so (see
@@ -56,6 +57,7 @@ class AttentionNeed(Need):
     soft_cap: bool = False
     sparse: bool = False
     encoder: bool = False
+    distance_bias: bool = False
     part: bool = False
     items: bool = False
     block_size: int | None = None
@@ -217,6 +219,10 @@ class AttentionLayer:
     all tokens of the request, so they need not be stored. latent: set for latent attention.
     Such a layer has one KV head, head_dim = C + R and value_dim = C.
 
+    distance_bias: float32 [H, 2 R + 1], of encoder layers. The score of head h, after the scale,
+    gets distance_bias[h, R + d] added, where d is the place of the key minus that of the query,
+    limited to ± R (Raffel et al. 2020, "T5"). It is written in place when weights are loaded.
+
     encoder_tokens: of cross attention, the most rows that the output of the encoder has (Vaswani et
     al. 2017, section 3.2.3). A token attends to all rows of its request. They are stored by a call
     of their own, whose results nobody reads. In a step, every token is a row with one token, its
@@ -255,6 +261,7 @@ class AttentionLayer:
     latent: Latent | None = field(default=None, compare=False)
     exact_keys: bool = False
     encoder: bool = False
+    distance_bias: "Tensor | None" = field(default=None, compare=False)
     encoder_tokens: int | None = None
     k_scale: "Tensor | None" = field(default=None, compare=False)
     v_scale: "Tensor | None" = field(default=None, compare=False)

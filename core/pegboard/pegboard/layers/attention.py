@@ -23,7 +23,7 @@ class Attention(Layer):
     tokens, including the current one. rope: if given, q and k are first rotated by the step's
     rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at build.path. chunk, exact_keys,
     encoder, encoder_tokens: see AttentionLayer; sees_items is that of the build. Each rank has its
-    share of the heads.
+    share of the heads. distance_bias: of these heads, see AttentionLayer.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Attention(Layer):
         value_dim: int | None = None,
         exact_keys: bool = False,
         encoder: bool = False,
+        distance_bias: Tensor | None = None,
         encoder_tokens: int | None = None,
     ) -> None:
         super().__init__(build)
@@ -82,6 +83,7 @@ class Attention(Layer):
             value_dim=value_dim,
             exact_keys=exact_keys,
             encoder=encoder,
+            distance_bias=distance_bias,
             encoder_tokens=encoder_tokens,
             sees_items=build.sees_items,
         )

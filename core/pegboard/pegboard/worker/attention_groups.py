@@ -118,6 +118,7 @@ class AttentionGroups:
             sinks=layer.sinks is not None,
             soft_cap=layer.soft_cap is not None,
             encoder=layer.encoder,
+            distance_bias=layer.distance_bias is not None,
             part=self.context.divides(layer),
             items=layer.sees_items,
             sparse=layer.latent is not None and layer.latent.index is not None,

@@ -25,7 +25,7 @@ class EncoderAttention:
     def __init__(self, options: None, setup: AttentionSetup) -> None:
         self._dtype = getattr(torch, setup.dtype)
         self._prompts: list[tuple[int, int]] = []
-        self._masks: dict[tuple[int, int], Tensor] = {}
+        self._masks: dict[tuple[int, int | None, int], Tensor] = {}
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
@@ -39,19 +39,26 @@ class EncoderAttention:
         self._prompts = list(pairwise(inputs.query_start_loc_cpu[: inputs.num_rows + 1].tolist()))
         self._masks = {}
 
-    def _mask(self, length: int, window: int | None) -> Tensor | None:
-        """Return the bias of scores [length, length]: −inf for keys outside the window, or None if
-        all are inside."""
-        if window is None or length <= window // 2 + 1:
+    def _mask(self, length: int, window: int | None, bias: Tensor | None = None) -> Tensor | None:
+        """Return what is added to scores, [length, length] or [H, length, length]: −inf for keys
+        outside the window, and the bias of the distance. None if that is nothing. Layers with the
+        same bias have the same tensor."""
+        if window is not None and length <= window // 2 + 1:
+            window = None
+        if window is None and bias is None:
             return None
-        known = self._masks.get((length, window))
+        key = length, window, id(bias)
+        known = self._masks.get(key)
         if known is None:
             places = torch.arange(length)
-            hidden = (places[:, None] - places).abs() > window // 2
-            known = torch.zeros(length, length, dtype=self._dtype).masked_fill_(
-                hidden, float("-inf")
-            )
-            self._masks[length, window] = known
+            distances = places - places[:, None]
+            known = torch.zeros(length, length, dtype=self._dtype)
+            if bias is not None:
+                reach = bias.shape[1] // 2
+                known = bias[:, distances.clamp(-reach, reach) + reach].to(self._dtype)
+            if window is not None:
+                known = known.masked_fill_(distances.abs() > window // 2, float("-inf"))
+            self._masks[key] = known
         return known
 
     def bind(self, layer: AttentionLayer) -> Callable[..., Tensor]:
@@ -59,6 +66,7 @@ class EncoderAttention:
         width = layer.num_heads * (layer.value_dim or layer.head_dim)
         scale = layer.scale
         window = layer.window
+        bias = layer.distance_bias
         is_shared = layer.num_heads != layer.num_kv_heads
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -69,7 +77,7 @@ class EncoderAttention:
                     queries[:, :, start:stop],
                     keys[:, :, start:stop],
                     values[:, :, start:stop],
-                    attn_mask=self._mask(stop - start, window),
+                    attn_mask=self._mask(stop - start, window, bias),
                     scale=scale,
                     enable_gqa=is_shared,
                 )

@@ -11,6 +11,7 @@ ENCODER = AttentionSpec(
         "head_dim": True,
         "window": True,
         "encoder": True,
+        "distance_bias": True,
         "block_size": True,
     },
 )

@@ -37,11 +37,13 @@ def _attend_both_ways(
     k,
     v,
     query_start_loc,
+    bias,
     out,
     num_rows,
     num_tokens,
     scale,
     reach,
+    bias_reach,
     q_token,
     q_head,
     k_token,
@@ -57,10 +59,12 @@ def _attend_both_ways(
     PAD_D: tl.constexpr,
     PAD_DV: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """The attention of one tile and one KV head. HAS_WINDOW: a token attends to `reach` tokens to
-    each side."""
+    each side. HAS_BIAS: `bias` has a number for each head and distance, up to `bias_reach` to each
+    side."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     row, stop, first_token = _place(tile, query_start_loc, num_rows, TOKENS)
@@ -99,6 +103,11 @@ def _attend_both_ways(
         is_visible = is_key[None, :] & is_query[:, None]
         if HAS_WINDOW:
             is_visible &= tl.abs(tokens[:, None] - keys[None, :]) <= reach
+        if HAS_BIAS:
+            distances = keys[None, :] - tokens[:, None]
+            distances = tl.minimum(tl.maximum(distances, -bias_reach), bias_reach)
+            bias_at = bias + heads[:, None] * (2 * bias_reach + 1) + bias_reach + distances
+            scores += tl.load(bias_at, mask=is_visible, other=0) * LOG2_E
         scores = tl.where(is_visible, scores, float("-inf"))
         weights, shrink, maximum, total = _weigh(scores, maximum, total)
         v_at = v + keys.to(tl.int64) * v_token + kv_head * v_head
@@ -135,12 +144,14 @@ def encoder_attention(
     query_start_loc: Tensor,
     scale: float,
     window: int | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Compute the attention of every token to all tokens of its row, with sums in float32.
 
     q: [T, H, D], k: [T, K, D], v: [T, K, Dv], of one float type. The rows are one after another, as
     `query_start_loc` int32 [B+1] says. window: a token attends to the tokens at most window // 2
-    away. H is a multiple of K. The last dimension is contiguous. Returns [T, H, Dv].
+    away. bias: float32 [H, 2 R + 1], contiguous, what is added to scores by distance (see
+    `AttentionLayer`). H is a multiple of K. The last dimension is contiguous. Returns [T, H, Dv].
 
     Tokens after those of the last row (padding) give zeros.
     """
@@ -158,11 +169,13 @@ def encoder_attention(
         k,
         v,
         query_start_loc,
+        q if bias is None else bias,
         out,
         num_rows,
         num_tokens,
         scale,
         0 if window is None else window // 2,
+        0 if bias is None else bias.shape[1] // 2,
         q.stride(0),
         q.stride(1),
         k.stride(0),
@@ -178,6 +191,7 @@ def encoder_attention(
         PAD_D=max(16, triton.next_power_of_2(width)),
         PAD_DV=max(16, triton.next_power_of_2(value_width)),
         HAS_WINDOW=window is not None,
+        HAS_BIAS=bias is not None,
         PRECISION=precision_of(q.dtype),
         num_warps=tiles.warps,
         num_stages=2,
@@ -205,10 +219,11 @@ class TritonEncoderAttention:
         """See `AttentionBackend.bind`."""
         scale = layer.scale
         window = layer.window
+        bias = layer.distance_bias
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             step = self.inputs
             assert step is not None, "call plan() before the forward"
-            return encoder_attention(q, k, v, step.query_start_loc, scale, window).flatten(1)
+            return encoder_attention(q, k, v, step.query_start_loc, scale, window, bias).flatten(1)
 
         return attend

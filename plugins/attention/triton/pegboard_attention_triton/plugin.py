@@ -35,6 +35,7 @@ ENCODER = AttentionSpec(
         "head_dim": frozenset(range(8, 257, 8)),
         "window": True,
         "encoder": True,
+        "distance_bias": True,
         "block_size": True,
     },
     flags=frozenset({"replay"}),

@@ -60,10 +60,13 @@ def test_tiles_of_rows_and_padding(
     k = both[:, 4:]
     v = torch.randn(num_tokens, 2, 17)
     starts = torch.tensor([0, *counts, 0]).cumsum(0).to(torch.int32)
-    out = encoder_attention(q, k, v, starts, 0.3, window)
+    bias = torch.randn(4, 2 * 4 + 1) if window else None
+    out = encoder_attention(q, k, v, starts, 0.3, window, bias)
     rows = [each.split([*counts, padding]) for each in (q, k, v)]
     expected = [
-        bidirectional_attention(*row, 0.3, window) for row in zip(*rows, strict=True) if len(row[0])
+        bidirectional_attention(*row, 0.3, window, bias)
+        for row in zip(*rows, strict=True)
+        if len(row[0])
     ][:-1]
     expected.append(torch.zeros(padding, 4 * 17))
     torch.testing.assert_close(out.flatten(1), torch.cat(expected).float(), rtol=3e-5, atol=3e-5)

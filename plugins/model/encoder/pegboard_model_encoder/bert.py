@@ -1,8 +1,11 @@
 """Encoders with learned positions, and norms after their blocks.
 
-Bert          two kinds of token types (Devlin et al. 2019)
-Roberta       its positions begin after the id of padding (Liu et al. 2019); also XLM-Roberta
-(Conneau et al. 2020) DistilBert    other names, no token types (Sanh et al. 2019)
+- Bert: two kinds of token types (Devlin et al. 2019)
+- Roberta and XLM-Roberta: positions begin after the id of padding (Liu et al. 2019; Conneau et al.
+  2020)
+- DistilBert: other names, no token types (Sanh et al. 2019)
+- MPNet: positions as in Roberta, no token types, and attention has a bias by distance (Song et al.
+  2020)
 
 The tokens of the second of two texts have token type 1. Their ids come with the size of the
 vocabulary added, so that a step needs no other input.
@@ -33,6 +36,7 @@ from pegboard.layers import (
     size_of,
 )
 from pegboard.layers.build import PlainTensor
+from pegboard_model_encoder.distance import NUM_BUCKETS, DistanceBias
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -46,7 +50,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 @dataclass(frozen=True)
 class Sizes:
     """What the config says. first_position: the row of the table that position 0 has. num_types: 0
-    = no token types."""
+    = no token types. has_distances: attention has a bias by distance, which all layers share."""
 
     vocab_size: int
     hidden_size: int
@@ -58,6 +62,7 @@ class Sizes:
     eps: float = 1e-12
     first_position: int = 0
     num_types: int = 0
+    has_distances: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Sizes:
@@ -85,7 +90,7 @@ class Sizes:
 class Names:
     """Where the tensors of an architecture are. root: before all of them in the checkpoint of a
     model with a head; that of a model without one has nothing there. qkv, out, norm: of attention.
-    up, down, last_norm: of the feed-forward block."""
+    up, down, last_norm: of the feed-forward block. distances: of the bias by distance."""
 
     root: str = "bert"
     layers: str = "encoder.layer"
@@ -99,6 +104,7 @@ class Names:
     up: str = "intermediate.dense"
     down: str = "output.dense"
     last_norm: str = "output.LayerNorm"
+    distances: str = "encoder.relative_attention_bias"
 
 
 class Bert(nn.Module):
@@ -122,14 +128,18 @@ class Bert(nn.Module):
                 f"the model has positions for {longest} tokens; set max_model_len to at most "
                 f"{longest}"
             )
-        root = build.at(self.names.root) if self.has_root else build
+        has_root = self.has_root or build.has(self.names.root)
+        root = build.at(self.names.root) if has_root else build
         tables = root.at("embeddings")
         self.words = Embedding(tables.at("word_embeddings"), sizes.vocab_size, sizes.hidden_size)
         self.places = Places(tables, sizes)
         self.norm = LayerNorm(tables.at("LayerNorm"), sizes.hidden_size, sizes.eps)
+        distances = root.at(self.names.distances)
+        self.distances = DistanceBias(distances, sizes.num_heads) if sizes.has_distances else None
+        bias = None if self.distances is None else self.distances.bias.data
         layers = root.at(self.names.layers)
         self.layers = nn.ModuleList(
-            BertLayer(layers.at(i), i, sizes, self.names) for i in range(sizes.num_layers)
+            BertLayer(layers.at(i), i, sizes, self.names, bias) for i in range(sizes.num_layers)
         )
 
     @staticmethod
@@ -194,7 +204,9 @@ class Places(Layer):
 class BertLayer(nn.Module):
     """norm(x + attention(x)), then norm(x + feed_forward(x))."""
 
-    def __init__(self, build: Build, index: int, sizes: Sizes, names: Names) -> None:
+    def __init__(
+        self, build: Build, index: int, sizes: Sizes, names: Names, bias: Tensor | None
+    ) -> None:
         super().__init__()
         if sizes.activation not in ACTIVATIONS:
             raise ModelError(
@@ -204,7 +216,7 @@ class BertLayer(nn.Module):
         size = sizes.hidden_size
         heads = sizes.num_heads, sizes.num_heads, size // sizes.num_heads
         self.qkv = QKVLinear(build, size, *heads, bias=True, names=names.qkv)
-        self.attention = Attention(build, index, *heads, encoder=True)
+        self.attention = Attention(build, index, *heads, encoder=True, distance_bias=bias)
         self.out = Linear(build.at(names.out), size, size, bias=True, split="columns", heads=heads)
         self.attention_norm = LayerNorm(build.at(names.norm), size, sizes.eps)
         width = sizes.intermediate_size
@@ -254,6 +266,25 @@ class DistilBert(Bert):
         return Sizes.of({**config, **named, "type_vocab_size": 0, "layer_norm_eps": 1e-12})
 
 
+class MPNet(Bert):
+    names = Names(
+        root="mpnet",
+        qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        out="attention.attn.o",
+        norm="attention.LayerNorm",
+    )
+
+    @staticmethod
+    def sizes(config: Mapping[str, Any]) -> Sizes:
+        buckets = read(config, "relative_attention_num_buckets", int)
+        if buckets not in (None, NUM_BUCKETS):
+            raise ModelError(
+                f"relative_attention_num_buckets is {buckets}; only {NUM_BUCKETS} is supported"
+            )
+        sizes = Sizes.of({**config, "type_vocab_size": 0})
+        return replace(sizes, first_position=2, has_distances=True)
+
+
 class Classifier(Bert):
     """A head of two layers on the state of the first token: last(activation(first(x))). It also
     reads pairs. Their token types are an input, if there are any."""
@@ -288,6 +319,10 @@ class BertClasses(Classifier):
 
 
 class RobertaClasses(Classifier, Roberta):
+    pass
+
+
+class MPNetClasses(Classifier, MPNet):
     pass
 
 
