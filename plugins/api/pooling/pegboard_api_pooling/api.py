@@ -146,7 +146,7 @@ class PoolingApi:
         results = [
             {
                 "index": index,
-                "document": {"text": documents[index]},
+                **({"document": {"text": documents[index]}} if request.return_documents else {}),
                 "relevance_score": scores[index],
             }
             for index in rank(scores, request.top_n)
@@ -159,7 +159,7 @@ class PoolingApi:
 
 
 def vectors(run: Run, request: EmbeddingRequest, outputs: Sequence[RequestOutput]) -> Response:
-    """Return the answer of /v1/embeddings: JSON, or the bytes of all vectors one after the other."""
+    """Return the answer of /v1/embeddings: JSON, or the bytes of all vectors, joined."""
     dtype = request.embed_dtype
     endianness = request.endianness
     encoding = request.encoding_format

@@ -122,7 +122,9 @@ def _small(size: NDArray[np.uint32], *, fraction_bits: int, bias: int) -> NDArra
     import numpy as np
 
     lost = 23 - fraction_bits
-    lowest = np.uint32((128 - bias) << 23)  # the smallest number that the type does not store as a subnormal
+    lowest = np.uint32(
+        (128 - bias) << 23
+    )  # the smallest number that the type does not store as a subnormal
     # one step of the subnormals, times 2**23: a sum with it has no bits below a step
     grain = np.uint32((128 - bias + lost) << 23)
     low = np.minimum(size, lowest).view(np.float32)

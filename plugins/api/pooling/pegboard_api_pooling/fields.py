@@ -69,8 +69,10 @@ class Document(Fields):
 
 
 class RerankRequest(PoolingFields):
-    """POST /rerank. top_n: how many documents to return; 0 = all."""
+    """POST /rerank. top_n: how many documents to return; 0 = all. return_documents: with their
+    texts."""
 
     query: str
     documents: list[str | Document]
     top_n: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    return_documents: bool = True
