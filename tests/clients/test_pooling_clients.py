@@ -1,27 +1,31 @@
-"""Clients of models that pool: `pegboard bench serve`, and the libraries that people use, each of
-which sends bodies in its own way. The engine is a fake one."""
+"""Clients of models that pool: `pegboard bench serve`, `pegboard run-batch`, and the libraries that
+people use, each of which sends bodies in its own way. The engine is a fake one."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from pegboard_api_openai.api import OpenAIApi
 from pegboard_api_openai.plugin import OPENAI
 from pegboard_api_pooling.api import PoolingApi
 from pegboard_api_pooling.plugin import POOLING
 from pegboard_command_bench.command import Bench
+from pegboard_command_run_batch.command import answer_all
 
 from pegboard.cli.main import command_setup
 from pegboard.errors import UsageError
 from pegboard.interfaces.api import ApiSetup
 from pegboard_testing.fake_client import BOS, ByteTokenizer, FakeEngineClient
-from pegboard_testing.served_app import serving
+from pegboard_testing.served_app import make_app, serving
 
 MODEL = "fake-model"
 HI = list(b"hi")
@@ -162,13 +166,57 @@ def test_bench_refuses_what_does_not_fit(words: list[str], told: str) -> None:
         Bench(None, command_setup("bench")).run(["serve", *words])
 
 
+# --- run-batch ------------------------------------------------------------------------------------
+
+LINES = [
+    ("/v1/embeddings", {"input": ["hi", "a"]}),
+    ("/score", {"text_1": "hi", "text_2": "hi"}),
+    ("/v1/rerank", {"query": "hi", "documents": ["a", "hi"], "top_n": 1}),
+    ("/v1/embeddings", {"input": "hi", "encoding_format": "bytes"}),
+    ("/score", {"text_1": "hi"}),
+]
+
+
+def test_a_batch(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": url, "body": body}
+        for number, (url, body) in enumerate(LINES)
+    ]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    target = StringIO()
+    app = make_app(apis, FakeEngineClient(pools=True))
+    counts = asyncio.run(answer_all(app, source, target, {}, show_progress=False))
+    answers = [json.loads(line) for line in target.getvalue().splitlines()]
+    assert counts == (5, 2)
+    vectors, scores, ranks = (each["response"]["body"] for each in answers[:3])
+    assert [each["embedding"] for each in vectors["data"]] == [
+        vector([BOS, *HI]),
+        vector([BOS, 97]),
+    ]
+    assert scores["data"][0]["score"] == pytest.approx(1)
+    assert [each["index"] for each in ranks["results"]] == [1]
+    for answer, words in zip(
+        answers[3:], ("the answers of a batch are JSON", "text_2"), strict=True
+    ):
+        assert answer["response"]["status_code"] == 400
+        assert words in answer["error"]["error"]["message"]
+
+
 # --- libraries ------------------------------------------------------------------------------------
 # They are large, so they are not in requirements-dev.txt.
 
 
+@pytest.fixture
+def http() -> Iterator[httpx.Client]:
+    """A client that closes its connections; those of the libraries do not."""
+    with httpx.Client() as client:
+        yield client
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("checks_length", [False, True])
-def test_langchain(embedder: Served, checks_length: bool) -> None:
+def test_langchain(embedder: Served, http: httpx.Client, checks_length: bool) -> None:
     """It cuts texts into token ids itself, unless it is told not to. Without a network it has no
     tokenizer, so this gives it one."""
     library = pytest.importorskip("langchain_openai")
@@ -176,6 +224,7 @@ def test_langchain(embedder: Served, checks_length: bool) -> None:
         model=MODEL,
         base_url=f"{embedder.address}/v1",
         api_key="x",
+        http_client=http,
         check_embedding_ctx_length=checks_length,
     )
     if checks_length:
@@ -205,10 +254,10 @@ class Bytes:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_llama_index(embedder: Served) -> None:
+def test_llama_index(embedder: Served, http: httpx.Client) -> None:
     library = pytest.importorskip("llama_index.embeddings.openai_like")
     model = library.OpenAILikeEmbedding(
-        model_name=MODEL, api_base=f"{embedder.address}/v1", api_key="x"
+        model_name=MODEL, api_base=f"{embedder.address}/v1", api_key="x", http_client=http
     )
     assert model.get_text_embedding_batch(["hi", "a"]) == [vector([BOS, *HI]), vector([BOS, 97])]
     assert model.get_query_embedding("hi") == vector([BOS, *HI])
@@ -219,14 +268,19 @@ def test_cohere(ranker: Served) -> None:
     """Its second API and its first one, with texts and with objects."""
     library = pytest.importorskip("cohere")
     texts = ["ho", "a", "hum"]
-    client = library.ClientV2("x", base_url=ranker.address)
-    answer = client.rerank(model=MODEL, query="hi", documents=texts, top_n=2)
+    with library.ClientV2("x", base_url=ranker.address) as client:
+        answer = client.rerank(model=MODEL, query="hi", documents=texts, top_n=2)
     scores = [each.relevance_score for each in answer.results]
     assert scores == sorted(scores, reverse=True) and len({e.index for e in answer.results}) == 2
     assert answer.id.startswith("rerank-")
-    first = library.Client("x", base_url=ranker.address)
     objects: Any = [{"text": text} for text in texts]
-    again = first.rerank(model=MODEL, query="hi", documents=objects, return_documents=True)
-    assert [each.document.text for each in again.results] == [
-        texts[each.index] for each in again.results
-    ]
+    for with_texts in (True, False):
+        with library.Client("x", base_url=ranker.address) as client:
+            ranks = client.rerank(
+                model=MODEL, query="hi", documents=objects, return_documents=with_texts
+            ).results
+        assert len(ranks) == 3
+        for each in ranks:
+            assert (each.document and each.document.text) == (
+                texts[each.index] if with_texts else None
+            )

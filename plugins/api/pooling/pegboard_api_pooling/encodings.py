@@ -1,7 +1,7 @@
 """The forms of vectors in an answer: numbers, base64, or bytes.
 
-The server has no torch, so this rounds float32 to the smaller types itself, to the nearest value and
-ties to even, as torch does.
+The server has no torch, so this rounds float32 to the smaller types itself, to the nearest value
+and ties to even, as torch does.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def metadata(
     dtype: DType,
     endianness: Endianness,
 ) -> str:
-    """Return what the header `metadata` says of an answer of bytes, as vLLM does: where the bytes of
-    each vector start and end, and what they are. It is JSON in ASCII."""
+    """Return what the header `metadata` says of an answer of bytes, as vLLM does: where the bytes
+    of each vector start and end, and what they are. It is JSON in ASCII."""
     items: list[dict[str, Any]] = []
     start = 0
     for index, part in enumerate(parts):
@@ -90,8 +90,8 @@ def packed(vector: bytes, dtype: DType, endianness: Endianness) -> bytes:
 
 
 def narrowed(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
-    """Return the bits of float32 values in a smaller type, as unsigned integers. Values that are too
-    large become infinity, or ±448 in fp8_e4m3, which has no infinity."""
+    """Return the bits of float32 values in a smaller type, as unsigned integers. Values that are
+    too large become infinity, or ±448 in fp8_e4m3, which has no infinity."""
     import numpy as np
 
     if dtype == "float16":

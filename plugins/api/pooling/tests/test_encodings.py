@@ -41,7 +41,7 @@ def decoded(data: bytes, dtype: DType, endianness: Endianness = "native") -> tor
 
 @pytest.mark.parametrize("dtype", TORCH)
 def test_every_number_is_rounded_as_torch_rounds_it(dtype: DType) -> None:
-    """All signs, exponents and seven bits of fraction, with endings below, at and above each tie."""
+    """All signs, exponents and seven bits of fraction, with endings below, at and above ties."""
     heads = np.arange(2**16, dtype=np.uint32) << 16
     ends = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     bits = (heads[:, None] | ends).ravel()

@@ -214,6 +214,10 @@ def test_ranks(path: str) -> None:
     ]
     assert answer["id"].startswith("rerank-") and answer["usage"]["total_tokens"] == 4 * 3 + 8
     assert len(post({**body, "top_n": 0}, path=path)["results"]) == 4
+    answer = post({**body, "return_documents": False}, path=path, labels=("fits",))
+    assert answer["results"] == [
+        {"index": index, "relevance_score": scores[index]} for index in order
+    ]
 
 
 @pytest.mark.parametrize(
