@@ -4,8 +4,8 @@ notice of them.
     python tests/campaigns/generated_bodies.py --count 100000
 
 `pegboard serve` runs with every installed API and a tiny model, with `--pooling` one that makes
-vectors. Clients send the requests of tests/hostile/generated_requests.py and abandon some of them at
-every point. A process of its own asks for `/health` every 50 ms. Right is: no status 500, no
+vectors. Clients send the requests of tests/hostile/generated_requests.py and abandon some of them
+at every point. A process of its own asks for `/health` every 50 ms. Right is: no status 500, no
 connection closed without an answer, every answer within a time and a size, `/health` within half a
 second, and as much memory at the end as after the warm-up. `--only N` sends request number N alone.
 `--report FILE` gets every request that went wrong.
