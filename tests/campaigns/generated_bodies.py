@@ -3,12 +3,12 @@ notice of them.
 
     python tests/campaigns/generated_bodies.py --count 100000
 
-`pegboard serve` runs with every installed API and a tiny model. Clients send the requests of
-tests/hostile/generated_requests.py and abandon some of them at every point. A process of its own
-asks for `/health` every 50 ms. Right is: no status 500, no connection closed without an answer,
-every answer within a time and a size, `/health` within half a second, and as much memory at the end
-as after the warm-up. `--only N` sends request number N alone. `--report FILE` gets every request
-that went wrong.
+`pegboard serve` runs with every installed API and a tiny model, with `--pooling` one that makes
+vectors. Clients send the requests of tests/hostile/generated_requests.py and abandon some of them
+at every point. A process of its own asks for `/health` every 50 ms. Right is: no status 500, no
+connection closed without an answer, every answer within a time and a size, `/health` within half a
+second, and as much memory at the end as after the warm-up. `--only N` sends request number N alone.
+`--report FILE` gets every request that went wrong.
 """
 
 from __future__ import annotations
@@ -374,14 +374,19 @@ class Campaign:
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[Server]:
+def served(folder: Path, *, pools: bool = False) -> Iterator[Server]:
     model = write_model(folder / "model")
-    with Server(model, folder, *FLAGS, probe=install_probe(folder / "probe")) as server:
+    flags = (*FLAGS, "--runner", "pooling") if pools else FLAGS
+    with Server(model, folder, *flags, probe=install_probe(folder / "probe")) as server:
         yield server.wait_until_ready()
 
 
-def generator_for(server: Server, seed: int) -> Generator:
-    return Generator(seed, MODEL, httpx.get(f"{server.url}/openapi.json").json())
+def generator_for(port: int, seed: int) -> Generator:
+    """Return the generator of what a server can do."""
+    address = f"http://127.0.0.1:{port}"
+    description = httpx.get(f"{address}/openapi.json").json()
+    probed = httpx.post(f"{address}/v1/embeddings", json={"input": "the"})
+    return Generator(seed, MODEL, description, pools=probed.status_code == 200)
 
 
 def run(
@@ -448,15 +453,8 @@ def send_from_processes(
 def client(words: list[str]) -> None:
     """Send every `step`th request from `first` to `last`, and write the result to a file."""
     port, seed, step, first, last = map(int, words[:5])
-    description = httpx.get(f"http://127.0.0.1:{port}/openapi.json").json()
-    result = asyncio.run(
-        send_all(
-            port,
-            Generator(seed, MODEL, description),
-            list(range(first, last, step)),
-            float(words[6]),
-        )
-    )
+    numbers = list(range(first, last, step))
+    result = asyncio.run(send_all(port, generator_for(port, seed), numbers, float(words[6])))
     bad = [
         ({**asdict(request), "body": base64.b64encode(request.body).decode()}, why)
         for request, why in result.bad
@@ -527,8 +525,12 @@ def main() -> int:
         "--half-sent", type=int, metavar="N", help="instead: send N requests by half, all at once"
     )
     parser.add_argument("--log", type=Path, help="file that the server's log is copied to")
+    parser.add_argument("--pooling", action="store_true", help="serve a model that makes vectors")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served(Path(folder), pools=arguments.pooling) as server,
+    ):
         try:
             if arguments.only:
                 show(server, arguments)
@@ -580,7 +582,7 @@ def show_halves(server: Server, count: int) -> None:
 
 
 def show(server: Server, arguments: argparse.Namespace) -> None:
-    generator = generator_for(server, arguments.seed)
+    generator = generator_for(server.port, arguments.seed)
     for number in arguments.only:
 
         def told(request: Request, status: int | None, data: bytes) -> None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import generated_bodies as campaign
+import pooled_routes
 from generated_requests import LIMITS, VALID
 from server_process import Server
 
@@ -26,6 +28,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def pooling_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with campaign.served(tmp_path_factory.mktemp("pooling"), pools=True) as running:
+        yield running
+
+
 def test_every_route_that_reads_a_body_has_valid_ones(server: Server) -> None:
     """A new route needs a body here. Valid bodies are answered with 200. The engine generates text,
     so it makes no vectors, and the number of engines is fixed."""
@@ -35,24 +43,27 @@ def test_every_route_that_reads_a_body_has_valid_ones(server: Server) -> None:
         for path, methods in description["paths"].items()
         if "requestBody" in methods.get("post", {})
     }
-    pooled = {
-        "/v1/embeddings",
-        "/classify",
-        "/score",
-        "/v1/score",
-        "/rerank",
-        "/v1/rerank",
-        "/v2/rerank",
-    }
+    pooled = {*pooled_routes.VALID, pooled_routes.CLASSIFY}
     assert described <= set(VALID) | pooled | {"/probe/{action}", "/scale_elastic_ep"}
-    for path, bodies in VALID.items():
+    check_valid(server, VALID)
+    assert all(
+        any(limit in body for body in VALID[path] for limit in LIMITS) for path in list(VALID)[:4]
+    )
+
+
+def check_valid(server: Server, valid: dict[str, list[dict[str, Any]]]) -> None:
+    for path, bodies in valid.items():
         for body in bodies:
             asked = {**body, "model": campaign.MODEL} if "model" in body else body
             answer = campaign.httpx.post(server.url + path, json=asked, timeout=60)
             assert answer.status_code == 200, (path, body, answer.text)
-    assert all(
-        any(limit in body for body in VALID[path] for limit in LIMITS) for path in list(VALID)[:4]
-    )
+
+
+@pytest.mark.slow
+def test_a_model_that_pools(pooling_server: Server) -> None:
+    """Its valid bodies, and the sample."""
+    check_valid(pooling_server, pooled_routes.VALID)
+    test_no_request_is_answered_wrongly(pooling_server)
 
 
 @pytest.mark.slow

@@ -28,6 +28,12 @@ OFFLINE = [
     or (c.words[1] == "bench" and c.words[2] != "serve")
 ]
 LOAD = [command for command in PEGBOARD if command.words[1:3] == ("bench", "serve")]
+POOLED = [
+    command
+    for command in LOAD
+    if {"openai-embeddings", "openai-embeddings-chat", "vllm-pooling", "vllm-rerank"}
+    & {*command.words}
+]
 OTHER = [command for command in PEGBOARD if command not in (*SERVE, *TALK, *OFFLINE, *LOAD)]
 
 
@@ -121,13 +127,30 @@ def test_pegboard_talks_to_a_server(
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("command", unique(LOAD), ids=str)
+@pytest.mark.parametrize("command", unique([c for c in LOAD if c not in POOLED]), ids=str)
 def test_pegboard_loads_a_server(
     command: Command, server: Server, environment: dict[str, str], tmp_path: Path
 ) -> None:
     result = runs([*command.words, "--base-url", server.url], env=environment, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "Serving Benchmark Result" in result.stdout
+
+
+@pytest.mark.slow
+def test_pegboard_loads_a_server_that_pools(environment: dict[str, str], tmp_path: Path) -> None:
+    """The server is the one that the page starts."""
+    (page,) = {command.block.page for command in POOLED}
+    (words,) = {command.words for command in SERVE if command.block.page == page}
+    pooling = Server(words, environment, tmp_path)
+    try:
+        for command in unique(POOLED):
+            words = (*command.words, "--base-url", pooling.url)
+            result = runs(list(words), env=environment, cwd=tmp_path)
+            assert result.returncode == 0, (command, result.stderr)
+            assert "Mean E2EL" in result.stdout
+    finally:
+        status = pooling.stop()
+    assert status == 0
 
 
 @pytest.mark.real_model

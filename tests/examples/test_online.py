@@ -218,7 +218,7 @@ def test_scores(name: str, patterns: list[str], scores: str, run_example: RunExa
 @pytest.mark.parametrize(
     ("name", "patterns"),
     [
-        ("embedding_client", [r"32 numbers", r"the same vector: True"]),
+        ("embedding_client", [r"32 numbers", r"the same vector: True", r"32 numbers in 64 bytes"]),
         ("embedding_long_text", [r"23\d\d tokens in 2\d chunks: 32 numbers"]),
     ],
 )

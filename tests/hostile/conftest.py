@@ -1,5 +1,4 @@
-"""All APIs that read bodies, except those of pooling models, with a fake engine, called on the
-event loop of the test."""
+"""All APIs that read bodies, with a fake engine, called on the event loop of the test."""
 
 from __future__ import annotations
 
@@ -22,6 +21,8 @@ from pegboard_api_anthropic.plugin import ANTHROPIC
 from pegboard_api_openai.api import OpenAIApi
 from pegboard_api_openai.plugin import OPENAI, TOKENIZE
 from pegboard_api_openai.tokenize import TokenizeApi
+from pegboard_api_pooling.api import PoolingApi
+from pegboard_api_pooling.plugin import POOLING
 from pegboard_api_responses.api import ResponsesApi
 from pegboard_api_responses.options import ResponsesOptions
 from pegboard_api_responses.plugin import RESPONSES
@@ -64,6 +65,7 @@ def apis(setup: ApiSetup) -> Any:
         ("tokenize", TokenizeApi(None, setup), TOKENIZE),
         ("responses", ResponsesApi(ResponsesOptions(), setup), RESPONSES),
         ("anthropic", AnthropicApi(None, setup), ANTHROPIC),
+        ("pooling", PoolingApi(None, setup), POOLING),
         ("admin", AdminApi(AdminOptions(), setup), ADMIN),
     ]
 
@@ -108,10 +110,11 @@ class Hostile:
 
 @pytest.fixture
 def make_hostile() -> Callable[..., Hostile]:
-    """`make_hostile(**server settings)` makes an application."""
+    """`make_hostile(**server settings)` makes an application. engine: more about the fake
+    engine."""
 
-    def make(**settings: Any) -> Hostile:
-        client = FakeEngineClient("Hello", max_model_len=4096)
+    def make(engine: Any = None, **settings: Any) -> Hostile:
+        client = FakeEngineClient("Hello", max_model_len=4096, **engine or {})
         tokenizer = CountingTokenizer()
         client._tokenizer = tokenizer
         return Hostile(client, tokenizer, make_app(apis, client, **settings))

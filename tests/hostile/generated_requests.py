@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import pooled_routes
 from hostile_bodies import FIELDS, LONG, MIB, VALUES, encoded, mutate_value, places
 from hostile_routes import (
     CHAT,
@@ -181,7 +182,7 @@ VALID: dict[str, list[dict[str, Any]]] = {
     "/invocations": [{"prompt": "the", "max_tokens": 2}, {"messages": [USER], "max_tokens": 2}],
 }
 """Bodies that are answered with 200, for every route that reads a body, except those of pooling
-models. "served" is replaced by the name of the model."""
+models (pooled_routes.py). "served" is replaced by the name of the model."""
 
 WEIGHTS = {CHAT: 30, COMPLETION: 25, RESPONSES: 15, MESSAGES: 15}
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -344,11 +345,18 @@ Parts = tuple[str, str, dict[str, str], Any]
 
 class Generator:
     """Makes requests. model: the served name. description: the server's /openapi.json, which tells
-    the routes and fields."""
+    the routes and fields. pools: the model makes vectors. Half of the valid bodies are for it then,
+    and the large ones."""
 
-    def __init__(self, seed: int, model: str, description: dict[str, Any]) -> None:
+    def __init__(
+        self, seed: int, model: str, description: dict[str, Any], *, pools: bool = False
+    ) -> None:
         self._seed = seed
         self._model = model
+        self._pools = pools
+        self._valid_bodies = {**VALID, **pooled_routes.VALID} if pools else VALID
+        self._small = pooled_routes.SMALL if pools else SMALL
+        self._large_bodies = pooled_routes.LONG if pools else LONG
         self._routes = [
             (method.upper(), path)
             for path, methods in description["paths"].items()
@@ -357,7 +365,7 @@ class Generator:
         schemas = description["components"]["schemas"]
         self._fields = {
             path: sorted({name for body in bodies for name in body})
-            for path, bodies in VALID.items()
+            for path, bodies in self._valid_bodies.items()
         }
         for path, methods in description["paths"].items():
             content = methods.get("post", {}).get("requestBody", {}).get("content", {})
@@ -377,8 +385,9 @@ class Generator:
         return Request(number, kind, method, path, headers, body, leave, draw.random() < 0.5)
 
     def _base(self, draw: random.Random) -> tuple[str, dict[str, Any]]:
-        path = draw.choices(list(VALID), [WEIGHTS.get(path, 5) for path in VALID])[0]
-        body = copy.deepcopy(draw.choice(VALID[path]))
+        bodies = pooled_routes.VALID if self._pools and draw.random() < 0.5 else VALID
+        path = draw.choices(list(bodies), [WEIGHTS.get(path, 5) for path in bodies])[0]
+        body = copy.deepcopy(draw.choice(bodies[path]))
         return path, body if "model" not in body else {**body, "model": self._model}
 
     def _valid(self, draw: random.Random) -> Parts:
@@ -466,12 +475,12 @@ class Generator:
         )
 
     def _large(self, draw: random.Random) -> Parts:
-        name = draw.choice(list(LONG))
-        path, fields = LONG[name]
+        name = draw.choice(list(self._large_bodies))
+        path, fields = self._large_bodies[name]
         if name not in self._long:
             body = {
-                **SMALL[path],
-                **({"model": self._model} if "model" in SMALL[path] else {}),
+                **self._small[path],
+                **({"model": self._model} if "model" in self._small[path] else {}),
                 **fields(),
             }
             self._long[name] = json.dumps(body, separators=(",", ":")).encode()[: 8 * MIB]

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import httpx
+import pooled_routes
 import pytest
 from hostile_routes import (
     CHAT,
@@ -24,6 +25,12 @@ from hypothesis import strategies as st
 from pegboard_api_anthropic.fields import CountTokensRequest, MessagesRequest
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest
 from pegboard_api_openai.tokenize import DetokenizeRequest, TokenizeRequest
+from pegboard_api_pooling.fields import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from pegboard_api_responses.fields import ResponsesRequest
 
 MODELS: dict[str, Any] = {
@@ -34,7 +41,12 @@ MODELS: dict[str, Any] = {
     DETOKENIZE: DetokenizeRequest,
     MESSAGES: MessagesRequest,
     COUNT: CountTokensRequest,
+    pooled_routes.EMBEDDINGS: EmbeddingRequest,
+    pooled_routes.CLASSIFY: ClassifyRequest,
+    pooled_routes.SCORE: ScoreRequest,
+    pooled_routes.RERANK: RerankRequest,
 }
+BODIES = {**SMALL, **pooled_routes.SMALL}
 
 
 def nested(depth: int) -> Any:
@@ -113,7 +125,7 @@ class Sent(bytes):
 @st.composite
 def bodies(draw: st.DrawFn, path: str) -> Sent:
     """A valid body with some fields, or parts of fields, replaced."""
-    body = json.loads(json.dumps(SMALL[path]))
+    body = json.loads(json.dumps(BODIES[path]))
     names = sorted(MODELS[path].model_fields)
     for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)):
         body[name] = draw(VALUES)
@@ -124,9 +136,9 @@ def bodies(draw: st.DrawFn, path: str) -> Sent:
     return Sent(json.dumps(body).encode())
 
 
-@pytest.mark.parametrize("path", SMALL)
+@pytest.mark.parametrize("path", BODIES)
 def test_no_body_is_answered_with_500(make_hostile, path):
-    hostile = make_hostile()
+    hostile = make_hostile(pooled_routes.engine_of(path))
 
     @settings(
         max_examples=40,

@@ -10,19 +10,24 @@ import json
 from typing import Any
 
 import httpx
+import pooled_routes
 import pytest
 from generated_requests import VALID
 from hostile_bodies import LONG, MIB, places
 from hostile_routes import HEADERS, SMALL
 
+BODIES = {**SMALL, **pooled_routes.SMALL}
+LARGE = {**LONG, **pooled_routes.LONG}
 
-@pytest.mark.parametrize("name", LONG)
-def test_a_large_body_holds_up_nobody(hostile, name):
-    path, fields = LONG[name]
-    body = json.dumps({**SMALL[path], **fields()}, separators=(",", ":")).encode()[: 8 * MIB]
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_body_holds_up_nobody(make_hostile, name):
+    path, fields = LARGE[name]
+    hostile = make_hostile(pooled_routes.engine_of(path))
+    body = json.dumps({**BODIES[path], **fields()}, separators=(",", ":")).encode()[: 8 * MIB]
 
     async def post(http: httpx.AsyncClient) -> None:
-        await http.post(path, json=SMALL[path])  # what is imported and compiled once
+        await http.post(path, json=BODIES[path])  # what is imported and compiled once
         hostile.lag_s = 0.0
         hostile.tokenizer.num_chars = 0
         answer = await http.post(path, content=body, headers=HEADERS)
@@ -48,14 +53,15 @@ WIDE: dict[str, Any] = {
 """Values that take long to show, or to say of each part what is wrong with it."""
 
 
-@pytest.mark.parametrize("path", VALID)
+@pytest.mark.parametrize("path", [*VALID, *pooled_routes.VALID])
 @pytest.mark.parametrize("name", WIDE)
-def test_a_wide_value_holds_up_nobody(hostile, path, name):
+def test_a_wide_value_holds_up_nobody(make_hostile, path, name):
     """Wherever it is in the body."""
+    hostile = make_hostile(pooled_routes.engine_of(path))
     slow = []
 
     async def post(http: httpx.AsyncClient) -> None:
-        for number, valid in enumerate(VALID[path]):
+        for number, valid in enumerate({**VALID, **pooled_routes.VALID}[path]):
             body = {**valid, "model": "fake-model"}
             await http.post(path, json={**valid, "model": "fake-model"})
             for place in range(len(places(body))):
@@ -79,13 +85,14 @@ def test_a_wide_value_holds_up_nobody(hostile, path, name):
     assert not slow
 
 
-@pytest.mark.parametrize("path", SMALL)
-def test_a_refused_body_is_freed_at_once(hostile, path):
+@pytest.mark.parametrize("path", BODIES)
+def test_a_refused_body_is_freed_at_once(make_hostile, path):
     """It does not wait for the garbage collector, which comes rarely and, with large bodies, takes
     long."""
+    hostile = make_hostile(pooled_routes.engine_of(path))
 
     async def post(http: httpx.AsyncClient) -> None:
-        body = {**SMALL[path], "messages": [{"role": 3}], "temperatur": [{}] * 1000}
+        body = {**BODIES[path], "messages": [{"role": 3}], "temperatur": [{}] * 1000}
         for num_bad in (0, 1, 20):
             gc.collect()
             gc.disable()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import sys
 import time
-from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +17,7 @@ from pegboard.errors import RequestError
 from pegboard.interfaces.api import ApiSetup, EngineClient, Prompt
 from pegboard.interfaces.tokenizer import Chat
 from pegboard_api_pooling.answers import check_salt, usage
+from pegboard_api_pooling.encodings import encoded, metadata, packed
 from pegboard_api_pooling.fields import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -91,17 +89,8 @@ class PoolingApi:
         request, prompts, params = await off_loop(len(body), read)
         run = await Run(self._client, http, "embd", request).start()
         outputs = await run.outputs(prompts, params)
-
-        def encode() -> bytes:
-            texts = [encoded(output.embedding, request.encoding_format) for output in outputs]
-            data = [
-                {"index": index, "object": "embedding", "embedding": text}
-                for index, text in enumerate(texts)
-            ]
-            return in_pieces(listed(run, outputs, data))
-
-        return json_response(
-            await off_loop(sum(len(output.embedding) for output in outputs), encode)
+        return await off_loop(
+            sum(len(output.embedding) for output in outputs), lambda: vectors(run, request, outputs)
         )
 
     async def _classify(self, http: Request) -> Response:
@@ -157,7 +146,7 @@ class PoolingApi:
         results = [
             {
                 "index": index,
-                "document": {"text": documents[index]},
+                **({"document": {"text": documents[index]}} if request.return_documents else {}),
                 "relevance_score": scores[index],
             }
             for index in rank(scores, request.top_n)
@@ -167,6 +156,30 @@ class PoolingApi:
                 {"id": run.name, "model": run.model, "usage": usage(outputs), "results": results}
             )
         )
+
+
+def vectors(run: Run, request: EmbeddingRequest, outputs: Sequence[RequestOutput]) -> Response:
+    """Return the answer of /v1/embeddings: JSON, or the bytes of all vectors, joined."""
+    dtype = request.embed_dtype
+    endianness = request.endianness
+    encoding = request.encoding_format
+    if encoding == "float" or encoding == "base64":
+        data = [
+            {
+                "index": index,
+                "object": "embedding",
+                "embedding": encoded(output.embedding, encoding, dtype, endianness),
+            }
+            for index, output in enumerate(outputs)
+        ]
+        return json_response(in_pieces(listed(run, outputs, data)))
+    parts = [packed(output.embedding, dtype, endianness) for output in outputs]
+    headers = {}
+    if encoding == "bytes":
+        headers["metadata"] = metadata(
+            run.name, int(time.time()), run.model, parts, usage(outputs), dtype, endianness
+        )
+    return Response(b"".join(parts), headers=headers, media_type="application/octet-stream")
 
 
 def json_response(body: bytes) -> Response:
@@ -217,13 +230,3 @@ def listed(
         "data": list(data),
         "usage": usage(outputs),
     }
-
-
-def encoded(vector: bytes, encoding: Literal["float", "base64"]) -> list[float] | str:
-    """Return the float32 values as numbers, or as base64 of their little-endian bytes."""
-    numbers = array("f", vector)
-    if encoding == "float":
-        return numbers.tolist()
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode()

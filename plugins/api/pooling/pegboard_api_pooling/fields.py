@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from pegboard.data.pooling_params import PoolingParams, Task
+from pegboard_api_pooling.encodings import DType, Encoding, Endianness
 from pegboard_chat.sampling_fields import Fields, Int32, Objects
 
 
@@ -46,7 +47,9 @@ class ClassifyRequest(PoolingFields):
 class EmbeddingRequest(ClassifyRequest):
     """POST /v1/embeddings."""
 
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Encoding = "float"
+    embed_dtype: DType = "float32"
+    endianness: Endianness = "native"
     dimensions: Int32 | None = None
 
 
@@ -66,8 +69,10 @@ class Document(Fields):
 
 
 class RerankRequest(PoolingFields):
-    """POST /rerank. top_n: how many documents to return; 0 = all."""
+    """POST /rerank. top_n: how many documents to return; 0 = all. return_documents: with their
+    texts."""
 
     query: str
     documents: list[str | Document]
     top_n: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    return_documents: bool = True

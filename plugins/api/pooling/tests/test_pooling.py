@@ -118,7 +118,9 @@ def test_the_client_of_openai() -> None:
         ({"input": ["a", 3]}, "input[1]: expected a string"),
         ({"input": [3, -1]}, "input[1]: expected a token id"),
         ({"input": ["a"] * 1025}, "1025 prompts in one request, at most 1024"),
-        ({"encoding_format": "bytes"}, "encoding_format"),
+        ({"encoding_format": "hex"}, "encoding_format"),
+        ({"embed_dtype": "int8"}, "embed_dtype"),
+        ({"endianness": "middle"}, "endianness"),
         ({"dimensions": 0}, "dimensions must be an integer of at least 1"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"messages": []}, "give either input or messages"),
@@ -212,6 +214,10 @@ def test_ranks(path: str) -> None:
     ]
     assert answer["id"].startswith("rerank-") and answer["usage"]["total_tokens"] == 4 * 3 + 8
     assert len(post({**body, "top_n": 0}, path=path)["results"]) == 4
+    answer = post({**body, "return_documents": False}, path=path, labels=("fits",))
+    assert answer["results"] == [
+        {"index": index, "relevance_score": scores[index]} for index in order
+    ]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
 
 DATASETS = ("random", "random-mm", "sharegpt", "custom", "prefix_repetition")
+RERANK = "random-rerank"
+"""A dataset for servers whose model pools."""
 
 SHAREGPT_MAX_PROMPT = 1024
 SHAREGPT_MAX_TOTAL = 2048
@@ -31,13 +33,15 @@ DEFAULT_OUTPUT_LEN = 256
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
     """One request of a measurement. prompt_len is in tokens of the given tokenizer. parts: images,
-    as parts of a message. recording: to be written down."""
+    as parts of a message. recording: to be written down. others: more texts of a request to a model
+    that pools, such as the documents that the prompt ranks."""
 
     prompt: str
     prompt_len: int
     output_len: int
     parts: tuple[dict[str, Any], ...] = ()
     recording: Path | None = None
+    others: tuple[str, ...] = ()
 
     @property
     def content(self) -> Any:
@@ -45,12 +49,14 @@ class BenchRequest:
         return [*self.parts, {"type": "text", "text": self.prompt}] if self.parts else self.prompt
 
 
-def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 1000) -> None:
-    """Add the flags that choose and shape a dataset."""
+def add_dataset_flags(
+    parser: argparse.ArgumentParser, *, num_prompts: int = 1000, pools: bool = False
+) -> None:
+    """Add the flags that choose and shape a dataset. pools: also those for models that pool."""
     group = parser.add_argument_group("dataset")
     group.add_argument(
         "--dataset-name",
-        choices=DATASETS,
+        choices=(*DATASETS, RERANK) if pools else DATASETS,
         default="random",
         help="the requests to send (default %(default)s)",
     )
@@ -126,6 +132,22 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 100
             help="prefix_repetition (default %(default)s)",
         )
     add_media_flags(group)
+    if pools:
+        _add_pooling_flags(group)
+
+
+def _add_pooling_flags(group: Any) -> None:
+    group.add_argument(
+        "--random-batch-size",
+        type="number",
+        default=1,
+        help="random, random-rerank: texts per request to a model that pools (default %(default)s)",
+    )
+    group.add_argument(
+        "--no-reranker",
+        action="store_true",
+        help="random-rerank: the model reads each text alone, as with --backend openai-embeddings",
+    )
 
 
 def make_requests(arguments: Any, tokenizer: "Tokenizer") -> list[BenchRequest]:
@@ -137,6 +159,7 @@ def make_requests(arguments: Any, tokenizer: "Tokenizer") -> list[BenchRequest]:
         "sharegpt": _sharegpt,
         "custom": _custom,
         "prefix_repetition": _prefix_repetition,
+        RERANK: _random_rerank,
     }
     if arguments.num_prompts < 1:
         raise UsageError(f"--num-prompts must be at least 1, got {arguments.num_prompts}")
@@ -146,7 +169,7 @@ def make_requests(arguments: Any, tokenizer: "Tokenizer") -> list[BenchRequest]:
         raise PegboardError(
             f"dataset {arguments.dataset_name} of {arguments.dataset_path} has no usable request"
         )
-    if arguments.no_oversample:
+    if arguments.no_oversample or requests[0].others:
         return requests
     return [requests[index % len(requests)] for index in range(arguments.num_prompts)]
 
@@ -213,6 +236,62 @@ def _random(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) ->
     for input_len, output_len in zip(inputs, outputs, strict=True):
         ids = [*prefix, *(int(token) for token in rng.choice(allowed, input_len))]
         requests.append(BenchRequest(*_text_of(tokenizer, ids, allowed, rng), output_len))
+    return _in_batches(requests, getattr(arguments, "random_batch_size", 1))
+
+
+def _in_batches(requests: Sequence[BenchRequest], size: int) -> list[BenchRequest]:
+    """Join the texts of every `size` requests. Raises UsageError."""
+    if size < 1:
+        raise UsageError(f"--random-batch-size must be at least 1, got {size}")
+    batches = [requests[start : start + size] for start in range(0, len(requests), size)]
+    return [
+        replace(
+            batch[0],
+            prompt_len=sum(each.prompt_len for each in batch),
+            others=tuple(each.prompt for each in batch[1:]),
+        )
+        for batch in batches
+    ]
+
+
+def _random_rerank(
+    arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator
+) -> list[BenchRequest]:
+    """One random query, and batches of random documents. A pair of both has the length that was
+    asked for, unless the model reads each text alone."""
+    size = arguments.random_batch_size
+    count = arguments.num_prompts
+    length = arguments.input_len or arguments.random_input_len
+    ratio = arguments.random_range_ratio
+    is_pair = not arguments.no_reranker
+    if not is_pair:  # the query is one of the texts
+        size -= 1
+        count -= 1
+    if min(size, count) < 1:
+        raise UsageError(
+            "--no-reranker needs a --random-batch-size and --num-prompts of at least 2"
+        )
+    num_separators = int(is_pair)
+    mean = length // 2 - num_separators if is_pair else length
+    if mean < 1:
+        raise UsageError(f"random-rerank needs a --random-input-len of at least 4, got {length}")
+    allowed = _ordinary_ids(tokenizer)
+
+    def text(num_tokens: int) -> tuple[str, int]:
+        ids = [int(token) for token in rng.choice(allowed, num_tokens)]
+        return _text_of(tokenizer, ids, allowed, rng)
+
+    query, query_len = text(*_lengths(rng, mean, ratio, 1))
+    rest = max(1, length - query_len - num_separators) if is_pair else length
+    documents = [text(num_tokens) for num_tokens in _lengths(rng, rest, ratio, count)]
+    requests = []
+    for start in range(0, count, size):
+        batch = documents[start : start + size]
+        num_query = (query_len + num_separators) * len(batch) if is_pair else query_len
+        num_tokens = num_query + sum(num for _, num in batch)
+        requests.append(
+            BenchRequest(query, num_tokens, 0, others=tuple(document for document, _ in batch))
+        )
     return requests
 
 

@@ -14,22 +14,9 @@ from typing import Any
 import numpy as np
 
 from pegboard.errors import PegboardError
+from pegboard_command_bench.bodies import Target, content_of
 from pegboard_command_bench.datasets import BenchRequest
-from pegboard_command_bench.http_stream import request
-from pegboard_command_bench.media import form
-
-
-@dataclass(frozen=True)
-class Target:
-    """The server that is measured. is_chat: use the chat route. extra: fields of every body."""
-
-    url: str
-    model: str
-    headers: Mapping[str, str]
-    is_chat: bool
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    ignore_eos: bool = False
-    verify: bool = True
+from pegboard_command_bench.http_stream import Answer, request
 
 
 @dataclass
@@ -120,28 +107,8 @@ async def run_load(
 
 
 async def send(target: Target, asked: BenchRequest) -> Measured:
-    """Send one streamed request. An error is recorded in `Measured.error`."""
-    body: dict[str, Any] = {
-        "model": target.model,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "temperature": 0.0,
-        **target.extra,
-    }
-    if target.is_chat:
-        body |= {
-            "messages": [{"role": "user", "content": asked.content}],
-            "max_completion_tokens": asked.output_len,
-        }
-    else:
-        body |= {"prompt": asked.prompt, "max_tokens": asked.output_len}
-    if target.ignore_eos:
-        body["ignore_eos"] = True
-    kind = "application/json"
-    if asked.recording is not None:
-        kind, content = form(recording_fields(target, asked), asked.recording)
-    else:
-        content = json.dumps(body).encode()
+    """Send one request, streamed if it asks for text. An error is recorded in `Measured.error`."""
+    kind, content = content_of(target, asked)
     measured = Measured(asked.prompt_len, time.perf_counter())
     headers = {"Content-Type": kind, **target.headers}
     try:
@@ -151,22 +118,25 @@ async def send(target: Target, asked: BenchRequest) -> Measured:
                     f"{answer.status}: {(await answer.body()).decode('utf-8', 'replace')[:500]}"
                 )
                 return measured
-            await _follow(measured, _events(answer.lines()))
+            if target.pools:
+                await _whole(measured, answer)
+            else:
+                await _follow(measured, _events(answer.lines()))
     except (OSError, PegboardError, ValueError, asyncio.IncompleteReadError) as error:
         measured.error = f"{type(error).__name__}: {error}"
     return measured
 
 
-def recording_fields(target: Target, asked: BenchRequest) -> dict[str, Any]:
-    """Return the fields of a form with a recording."""
-    return {
-        "model": target.model,
-        "prompt": asked.prompt,
-        "stream": "true",
-        "stream_include_usage": "true",
-        "max_completion_tokens": asked.output_len,
-        **target.extra,
-    }
+async def _whole(measured: Measured, answer: Answer) -> None:
+    """Read an answer that has no tokens, and how many it counted in the request."""
+    body = await answer.body()
+    measured.latency = time.perf_counter() - measured.start_s
+    measured.success = True
+    if "json" in answer.headers.get("content-type", ""):
+        usage = json.loads(body).get("usage") or {}
+        measured.prompt_len = (
+            usage.get("prompt_tokens") or usage.get("total_tokens") or measured.prompt_len
+        )
 
 
 async def _events(lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:

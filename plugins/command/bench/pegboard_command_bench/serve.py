@@ -16,22 +16,15 @@ from typing import TYPE_CHECKING, Any
 from pegboard import env
 from pegboard.errors import PegboardError, UsageError
 from pegboard.interfaces.command import CommandSetup, FlagParser
-from pegboard_command_bench.datasets import BenchRequest, add_dataset_flags, make_requests
+from pegboard_command_bench.bodies import ENDPOINTS, POOLING, TAKES_IMAGES, Target
+from pegboard_command_bench.datasets import RERANK, BenchRequest, add_dataset_flags, make_requests
 from pegboard_command_bench.http_stream import request
-from pegboard_command_bench.load import Arrivals, Target, run_load, send, wait_until_ready
+from pegboard_command_bench.load import Arrivals, run_load, send, wait_until_ready
 from pegboard_command_bench.results import write_json
 from pegboard_command_bench.serve_metrics import Wanted, summarize, table
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
-
-ENDPOINTS = {
-    "vllm": "/v1/completions",
-    "openai": "/v1/completions",
-    "openai-chat": "/v1/chat/completions",
-    "openai-audio": "/v1/audio/transcriptions",
-}
-"""Maps a backend (vLLM's names) to its route."""
 
 SAMPLING = (
     "temperature",
@@ -97,7 +90,7 @@ def make_parser(setup: CommandSetup) -> FlagParser:
     )
     _add_load_flags(parser)
     _add_result_flags(parser)
-    add_dataset_flags(parser)
+    add_dataset_flags(parser, pools=True)
     return parser
 
 
@@ -155,8 +148,7 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("result")
     group.add_argument(
         "--percentile-metrics",
-        default="ttft,tpot,itl",
-        help="of ttft,tpot,itl,e2el (default %(default)s)",
+        help="of ttft,tpot,itl,e2el (default ttft,tpot,itl, or e2el if answers have no tokens)",
     )
     group.add_argument(
         "--metric-percentiles", default="99", help="as 50,90,99 (default %(default)s)"
@@ -191,8 +183,12 @@ def main(words: Sequence[str], setup: CommandSetup) -> int:
     """Measure and print the result. Returns 1 when no request succeeded."""
     arguments = make_parser(setup).parse(words)
     wanted = Wanted.parsed(
-        arguments.percentile_metrics, arguments.metric_percentiles, arguments.goodput
+        arguments.percentile_metrics,
+        arguments.metric_percentiles,
+        arguments.goodput,
+        pools=arguments.backend in POOLING,
     )
+    check_flags(arguments)
     arrivals = _arrivals(arguments)
     metadata = dict(_pair(item, "--metadata") for item in arguments.metadata)
     result = asyncio.run(_run(arguments, arrivals, wanted, setup))
@@ -257,7 +253,7 @@ async def _run(
         base + (arguments.endpoint or ENDPOINTS[arguments.backend]),
         served["id"],
         headers,
-        is_chat=arguments.backend == "openai-chat",
+        backend=arguments.backend,
         extra={**sampling, **arguments.extra_body},
         ignore_eos=arguments.ignore_eos,
         verify=not arguments.insecure,
@@ -282,6 +278,24 @@ async def _run(
     return {**about, **summarize(measured, duration_s, wanted)}
 
 
+def check_flags(arguments: Any) -> None:
+    """Raise UsageError for flags that do not fit the route."""
+    backend = arguments.backend
+    ranks = arguments.dataset_name == RERANK
+    takes_many = backend in POOLING and backend != "openai-embeddings-chat"
+    if (backend == "vllm-rerank") != (ranks and not arguments.no_reranker):
+        raise UsageError(
+            f"--backend vllm-rerank takes --dataset-name {RERANK} without --no-reranker, and "
+            "other backends do not"
+        )
+    if not takes_many and (ranks or arguments.random_batch_size > 1):
+        raise UsageError(f"--backend {backend} takes one text per request")
+    given = [name for name in SAMPLING if getattr(arguments, name) is not None]
+    if backend in POOLING and (given or arguments.ignore_eos):
+        flag = (given or ["ignore_eos"])[0].replace("_", "-")
+        raise UsageError(f"--{flag} is about text that a model generates")
+
+
 def check_backend(arguments: Any, requests: Sequence[BenchRequest]) -> None:
     """Raise UsageError if the requests do not fit the route."""
     takes_audio = arguments.backend == "openai-audio"
@@ -290,8 +304,8 @@ def check_backend(arguments: Any, requests: Sequence[BenchRequest]) -> None:
             "--backend openai-audio takes --dataset-name custom with lines of {audio: file}, and "
             "other backends take no recordings"
         )
-    if any(request.parts for request in requests) and arguments.backend != "openai-chat":
-        raise UsageError("images need --backend openai-chat")
+    if any(request.parts for request in requests) and arguments.backend not in TAKES_IMAGES:
+        raise UsageError(f"images need --backend {' or '.join(TAKES_IMAGES)}")
 
 
 async def _served(base: str, headers: dict[str, str], arguments: Any) -> dict[str, Any]:

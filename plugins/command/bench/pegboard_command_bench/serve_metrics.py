@@ -21,19 +21,40 @@ TITLES = {
 }
 """Maps a metric to its short name and its headline."""
 
+OF_TOKENS = (
+    "total_output_tokens",
+    "output_throughput",
+    "output_lens",
+    "ttfts",
+    "itls",
+    "generated_texts",
+    "max_output_tokens_per_s",
+)
+"""Fields of the result about tokens of the output."""
+
 
 @dataclass(frozen=True)
 class Wanted:
     """What to report. metrics: those of TITLES. percentages: 0 to 100. goodput: maps a metric to
-    the milliseconds that a good request stays below."""
+    the milliseconds that a good request stays below. pools: the answers have no tokens, so there is
+    nothing of tokens of the output to report."""
 
     metrics: tuple[str, ...] = ("ttft", "tpot", "itl")
     percentages: tuple[float, ...] = (99.0,)
     goodput: Mapping[str, float] | None = None
+    pools: bool = False
 
     @classmethod
-    def parsed(cls, metrics: str, percentages: str, goodput: Sequence[str] | None) -> "Wanted":
+    def parsed(
+        cls,
+        metrics: str | None,
+        percentages: str,
+        goodput: Sequence[str] | None,
+        *,
+        pools: bool = False,
+    ) -> "Wanted":
         """Reads the flags "ttft,tpot", "50,99", ["ttft:100"]. Raises UsageError."""
+        metrics = metrics or ("e2el" if pools else "ttft,tpot,itl")
         names = tuple(name.strip() for name in metrics.split(",") if name.strip())
         unknown = [name for name in names if name not in TITLES]
         if unknown:
@@ -48,7 +69,11 @@ class Wanted:
             raise UsageError(
                 f"--metric-percentiles {percentages!r}: expected numbers from 0 to 100"
             )
-        return cls(names, wanted, _goodput(goodput) if goodput else None)
+        limits = _goodput(goodput) if goodput else None
+        of_tokens = [name for name in (*names, *(limits or ())) if name != "e2el"]
+        if pools and of_tokens:
+            raise UsageError(f"{of_tokens[0]} needs tokens of an output; here there is only e2el")
+        return cls(names, wanted, limits, pools)
 
 
 def _goodput(pairs: Sequence[str]) -> dict[str, float]:
@@ -109,6 +134,8 @@ def summarize(measured: Sequence[Measured], duration_s: float, wanted: Wanted) -
         result[f"std_{name}_ms"] = float(np.std(values))
         for percent, value in percentiles(values.tolist(), wanted.percentages).items():
             result[f"p{percent}_{name}_ms"] = value
+    if wanted.pools:
+        return {name: value for name, value in result.items() if name not in OF_TOKENS}
     return result
 
 
@@ -160,12 +187,15 @@ def table(result: Mapping[str, Any], wanted: Wanted) -> str:
         lines.append(line("Request rate configured (RPS):", float(result["request_rate"])))
     lines.append(line("Benchmark duration (s):", result["duration"]))
     lines.append(line("Total input tokens:", result["total_input_tokens"]))
-    lines.append(line("Total generated tokens:", result["total_output_tokens"]))
+    if not wanted.pools:
+        lines.append(line("Total generated tokens:", result["total_output_tokens"]))
     lines.append(line("Request throughput (req/s):", result["request_throughput"]))
     if result["request_goodput"] is not None:
         lines.append(line("Request goodput (req/s):", result["request_goodput"]))
-    lines.append(line("Output token throughput (tok/s):", result["output_throughput"]))
-    lines.append(line("Peak output token throughput (tok/s):", result["max_output_tokens_per_s"]))
+    if not wanted.pools:
+        peak = result["max_output_tokens_per_s"]
+        lines.append(line("Output token throughput (tok/s):", result["output_throughput"]))
+        lines.append(line("Peak output token throughput (tok/s):", peak))
     lines.append(line("Peak concurrent requests:", float(result["max_concurrent_requests"])))
     lines.append(line("Total token throughput (tok/s):", result["total_token_throughput"]))
     for name in wanted.metrics:

@@ -350,6 +350,8 @@ def _check(request: dict[str, Any], known_ids: set[str]) -> None:
         raise _BadLine("body must be a JSON object: the request as it would be sent")
     if body.get("stream"):
         raise _BadLine("stream must not be set: a batch has no streams")
+    if body.get("encoding_format") in ("bytes", "bytes_only"):
+        raise _BadLine("encoding_format must be float or base64: the answers of a batch are JSON")
 
 
 def _error(message: str, code: int = 400) -> dict[str, Any]:
