@@ -55,6 +55,8 @@ WITH_TINY_MODELS = {
     "score": ("--model SCORES", [r"(?s)(0\.\d{4} The capital.*){2}"]),
     "reward": ("--model SCORES", [r"'4': reward -?\d"]),
     "pooling": ("--model MODEL", [r"32 numbers, length 1\.00", r"32 numbers, length 5\.\d"]),
+    "token_embed": ("--model MODEL", [r"tokens, 32 numbers each, similarity 1\.000\n"]),
+    "io_processor": ("--model MODEL", [r"(-?\d\.\d{3} .+\n){3}"]),
     "context_extension": ("--model MODEL", [r"2048 prompt tokens, made for 1024, up to 4096"]),
     "multilora_inference": (
         "--model MODEL ADAPTER_1 ADAPTER_2",

@@ -219,6 +219,7 @@ def test_scores(name: str, patterns: list[str], scores: str, run_example: RunExa
     ("name", "patterns"),
     [
         ("embedding_client", [r"32 numbers", r"the same vector: True", r"32 numbers in 64 bytes"]),
+        ("pooling_client", [r"token_embed '.+': \d+ x 32\n", r"\nembed '.+': 1 x 32\n"]),
         ("embedding_long_text", [r"23\d\d tokens in 2\d chunks: 32 numbers"]),
     ],
 )

@@ -9,12 +9,14 @@ from hostile_bodies import BIG, filled
 from hostile_routes import USER
 
 EMBEDDINGS = "/v1/embeddings"
+POOLING = "/pooling"
 CLASSIFY = "/classify"
 SCORE = "/score"
 RERANK = "/rerank"
 
 SMALL: dict[str, dict[str, Any]] = {
     EMBEDDINGS: {"input": "x"},
+    POOLING: {"input": "x"},
     CLASSIFY: {"input": "x"},
     SCORE: {"text_1": "x", "text_2": "a"},
     RERANK: {"query": "x", "documents": ["a"]},
@@ -35,6 +37,11 @@ VALID: dict[str, list[dict[str, Any]]] = {
         {"input": [[7, 8], [9]], "truncate_prompt_tokens": -1, "use_activation": False},
         {"messages": USER, "add_generation_prompt": False, "encoding_format": "bytes_only"},
     ],
+    POOLING: [
+        {"input": "the", "model": "served", "encoding_format": "base64", "embed_dtype": "fp8_e5m2"},
+        {"input": [[7, 8], [9]], "task": "embed", "use_activation": False, "user": "u"},
+        {"input": "the in", "task": "token_embed", "encoding_format": "bytes"},
+    ],
     SCORE: SCORED,
     "/v1/score": SCORED,
     RERANK: RANKED,
@@ -49,6 +56,8 @@ LONG: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "texts": (EMBEDDINGS, lambda: {"input": filled("a")}),
     "token ids": (EMBEDDINGS, lambda: {"input": filled(7)}),
     "lists of ids": (EMBEDDINGS, lambda: {"input": filled([7])}),
+    "inputs of tokens": (POOLING, lambda: {"input": filled("a")}),
+    "data": (POOLING, lambda: {"data": filled({"text": "a"})}),
     "chat": (EMBEDDINGS, lambda: {"input": None, "messages": filled(USER[0])}),
     "text of words": (CLASSIFY, lambda: {"input": "a b" * (BIG // 3)}),
     "pairs": (SCORE, lambda: {"text_1": "a", "text_2": filled("b")}),

@@ -28,6 +28,7 @@ from pegboard_api_openai.tokenize import DetokenizeRequest, TokenizeRequest
 from pegboard_api_pooling.fields import (
     ClassifyRequest,
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
@@ -42,6 +43,7 @@ MODELS: dict[str, Any] = {
     MESSAGES: MessagesRequest,
     COUNT: CountTokensRequest,
     pooled_routes.EMBEDDINGS: EmbeddingRequest,
+    pooled_routes.POOLING: PoolingRequest,
     pooled_routes.CLASSIFY: ClassifyRequest,
     pooled_routes.SCORE: ScoreRequest,
     pooled_routes.RERANK: RerankRequest,

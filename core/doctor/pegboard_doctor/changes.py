@@ -26,6 +26,7 @@ SETTINGS = {
     "tool_parser": "--tool-call-parser",
     "reasoning_parser": "--reasoning-parser",
     "pooler": "--pooler",
+    "io_processor": "--io-processor-plugin",
     "lora_resolver": "--lora-resolvers",
     "metrics": "--plugins-enable",
     "api": "--plugins-enable",

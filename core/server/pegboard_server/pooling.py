@@ -54,6 +54,12 @@ class Run:
     async def outputs(
         self, prompts: Sequence[Prompt], params: PoolingParams
     ) -> list[RequestOutput]:
+        """Return the outputs of all prompts. See `outputs_of`."""
+        return await self.outputs_of([(prompt, params) for prompt in prompts])
+
+    async def outputs_of(
+        self, pairs: Sequence[tuple[Prompt, PoolingParams]]
+    ) -> list[RequestOutput]:
         """Return the outputs of all prompts, which end when the client leaves. The first error ends
         all of them."""
         # a client may use one id for two requests at once
@@ -63,7 +69,7 @@ class Run:
         )
         asked = [
             (prompt, params, replace(common, request_id=f"{run}-{index}"))
-            for index, prompt in enumerate(prompts)
+            for index, (prompt, params) in enumerate(pairs)
         ]
         return await while_connected(self._http.receive, self._all(asked))
 

@@ -23,6 +23,7 @@ from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, S
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import beam_search_online
 from pegboard.interfaces.api import Health, Prompt, RequestOptions, ServedModel
+from pegboard.interfaces.io_processor import IOProcessor
 from pegboard.interfaces.output_parser import ChosenParser, OutputParser, OutputParserSetup, Parsers
 from pegboard.interfaces.tokenizer import Chat, Rendered, Vocabulary
 
@@ -140,13 +141,23 @@ class FakeEngineClient:
         self.aborted: list[str] = []
         task: Any = "classify" if labels else "embed" if pools else "generate"
         self._models = [
-            ServedModel(name, name, max_model_len, 1_700_000_000, None, task, self.labels)
+            ServedModel(
+                name,
+                name,
+                max_model_len,
+                1_700_000_000,
+                None,
+                task,
+                self.labels,
+                pooling_tasks=(task, f"token_{task}") if pools else (),
+            )
             for name in models
         ]
         self.adapters = {adapter.lora_name: adapter for adapter in adapters}
         self._defaults = dict(defaults or {})
         self._health = Health(True)
         self._tokenizer = ByteTokenizer()
+        self.processor: IOProcessor | None = None
         self._parsers = Parsers(
             tool=ChosenParser("fake", tool_parser, reads_special=reads_special)
             if tool_parser
@@ -189,6 +200,11 @@ class FakeEngineClient:
 
     def parsers(self) -> Parsers:
         return self._parsers
+
+    def io_processor(self) -> IOProcessor:
+        if self.processor is None:
+            raise RequestError("the fake engine has no IO processor", parameter="data")
+        return self.processor
 
     def transcriber(self) -> None:
         return None

@@ -17,7 +17,7 @@ ADAPTERS = {
     "reasoning_parser": "pegboard_vllm_compat.parser_adapter:VllmReasoningParser",
     "lora_resolver": "pegboard_vllm_compat.resolver_adapter:VllmResolver",
     "metrics": "pegboard_vllm_compat.stat_adapter:VllmStatLogger",
-    "api": "pegboard_vllm_compat.io_adapter:VllmPooling",
+    "io_processor": "pegboard_vllm_compat.io_adapter:VllmIOProcessor",
 }
 """Kind → the class of this package that adapts vLLM's."""
 
@@ -26,8 +26,8 @@ ADAPTERS = {
 class Adapted:
     """A class of vLLM's form. kind, name: of the plugin that it becomes. target: "module:Class" or
     "FILE.py:Class"; of a parser or LoRA resolver, "FILE.py" or "module:function", which registers
-    it; of a stat logger, perhaps what `stat_adapter.give` returns; of an API, the name of an IO
-    processor. special_tokens: a parser that
+    it; of a stat logger, perhaps what `stat_adapter.give` returns; of an IO processor, its
+    name. special_tokens: a parser that
     reads them. base_model: the model that is served."""
 
     kind: str

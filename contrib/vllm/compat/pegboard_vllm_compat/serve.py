@@ -10,7 +10,7 @@ from pegboard.interfaces.command import CommandSetup
 from pegboard_server.serve import Serve
 from pegboard_vllm_compat import finder
 from pegboard_vllm_compat.bridge import Adapted, write
-from pegboard_vllm_compat.entry_points import general
+from pegboard_vllm_compat.entry_points import general, io_processors
 from pegboard_vllm_compat.processors import adapted, adapted_loggers
 from pegboard_vllm_compat.registered import registered_by
 from pegboard_vllm_compat.targets import new_module
@@ -59,7 +59,10 @@ def with_plugins(words: Sequence[str]) -> list[str]:
         rest += ["--logits-processors", *names]
     items += of_processors + adapted_loggers(None, model=model)
     for name in _taken(rest, "--io-processor-plugin")[-1:]:
-        items.append(Adapted("api", f"vllm-{name}", name, base_model=model))
+        is_vllms = name in io_processors()
+        rest += ["--io-processor-plugin", f"vllm-{name}" if is_vllms else name]
+        if is_vllms:
+            items.append(Adapted("io_processor", f"vllm-{name}", name, base_model=model))
     return [*rest, "--plugin", str(write(items, shadow=shadow))] if items else rest
 
 

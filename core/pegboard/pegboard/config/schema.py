@@ -409,6 +409,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         doc("What a model of text makes instead of text; auto = as its files say"),
     ] = "auto"
     pooler: Annotated[str | None, doc("Pooler plugin")] = None
+    io_processor_plugin: Annotated[
+        str | None, doc("IO processor plugin: makes prompts of any data for a model that pools")
+    ] = None
     pooler_config: Annotated[
         dict[str, Any] | None, doc("How vectors are made: pooling_type, use_activation (JSON)")
     ] = None

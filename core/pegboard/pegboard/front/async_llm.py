@@ -39,6 +39,7 @@ from pegboard.engine.metrics.sinks import Sinks
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.connection import Connected, EngineConnection
 from pegboard.front.controls import AsyncControls
+from pegboard.front.io_processing import required
 from pegboard.front.prompt_forms import PromptInput, as_prompt
 from pegboard.front.prompts import RequestBuilder
 from pegboard.front.request_streams import RequestStream, RequestStreams
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from pegboard.data.request import LoRARequest
     from pegboard.engine.boundary.client import EngineProcess
     from pegboard.engine.boundary.engines import Engines
+    from pegboard.interfaces.io_processor import IOProcessor
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan.engine_plan import EnginePlan
     from pegboard.plugins.registry import Registry
@@ -341,6 +343,10 @@ class AsyncLLM(AsyncControls, Connected):
         """Return what says how the served model writes down speech, or None if it does not."""
         return self._builder.transcriber
 
+    def io_processor(self) -> "IOProcessor":
+        """Return the IO processor that the settings name. Raises RequestError if they name none."""
+        return required(self._builder.io_processor)
+
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests with finish reason "abort". An id may also be the `response_id` of requests.
         Unknown ids are ignored."""
@@ -372,6 +378,7 @@ class AsyncLLM(AsyncControls, Connected):
                 *plan.task,
                 self._builder.placeholders,
                 plan.settings.engine.interleave_mm_strings,
+                () if plan.pooling is None else (plan.pooling.task, *plan.pooling.tasks),
             )
             for name in plan.model_names
         ]

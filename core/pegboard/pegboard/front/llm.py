@@ -45,6 +45,7 @@ from pegboard.front.beam_search import (
     step_params,
 )
 from pegboard.front.controls import SyncControls
+from pegboard.front.io_processing import required
 from pegboard.front.llm_engine import LLMEngine
 from pegboard.front.llm_pooling import results_of, score_of_classes, scored, text_pairs
 from pegboard.front.prompt_forms import PromptInput, as_prompt
@@ -274,12 +275,15 @@ class LLM(SyncControls):
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return what the model makes of prompts, in their order, as arrays. The model must pool:
         an encoder, or a decoder with runner="pooling". pooling_params, lora_request: one for all
-        prompts, or one per prompt. pooling_task: "embed" or "classify", or "token_embed" or
-        "token_classify" for a row for each token; None = what the model does. Raises RequestError
-        if a prompt is wrong, before anything runs, if the model does something else, and if a
-        vector is not finite."""
+        prompts, or one per prompt. A mapping with the key "data" is for the IO processor
+        (`io_processor_plugin`): its one output has what that makes of the data. pooling_task:
+        "embed" or "classify", or "token_embed" or "token_classify" for a row for each token; None =
+        what the model does. Raises RequestError if a prompt is wrong, before anything runs, if the
+        model does something else, and if a vector is not finite."""
         if self.is_sleeping():
             raise RequestError("the engine sleeps; call wake_up first")
+        if isinstance(prompts, Mapping) and "data" in prompts:
+            return [self._processed(prompts["data"], use_tqdm, lora_request)]
         all_prompts = [as_prompt(prompt) for prompt in as_list(prompts)]
         pooling = PoolingParams() if pooling_params is None else pooling_params
         all_params = per_prompt("pooling_params", pooling, len(all_prompts))
@@ -290,14 +294,7 @@ class LLM(SyncControls):
             if isinstance(params, PoolingParams) and params.task is None:
                 params = msgspec.structs.replace(params, task=pooling_task)
             requests.append(build(prompt, params, self._next_id(), lora=lora))
-        outputs = self._run_all(requests, all_prompts, use_tqdm)
-        for place, output in enumerate(outputs):
-            if output.embedding_shape is None:
-                raise RequestError(
-                    f"prompt {place} ended with {output.outputs[0].finish_reason!r}, without a "
-                    "vector; the log has the reason",
-                    parameter="prompts",
-                )
+        outputs = self._pooled(requests, all_prompts, use_tqdm)
         return [
             PoolingRequestOutput(
                 output.request_id,
@@ -307,6 +304,36 @@ class LLM(SyncControls):
             )
             for output in outputs
         ]
+
+    def _pooled(
+        self, requests: list[EngineRequest], prompts: list[Prompt], use_tqdm: UseTqdm
+    ) -> list[RequestOutput]:
+        outputs = self._run_all(requests, prompts, use_tqdm)
+        for place, output in enumerate(outputs):
+            if output.embedding_shape is None:
+                raise RequestError(
+                    f"prompt {place} ended with {output.outputs[0].finish_reason!r}, without a "
+                    "vector; the log has the reason",
+                    parameter="prompts",
+                )
+        return outputs
+
+    def _processed(
+        self, data: Any, use_tqdm: UseTqdm, lora_request: Loras
+    ) -> PoolingRequestOutput[Any]:
+        """Return what the IO processor makes of what the model makes of data."""
+        builder = self.llm_engine.builder
+        processor = required(builder.io_processor)
+        pairs = processor.prompts(data)
+        loras = per_prompt("lora_request", lora_request, len(pairs))
+        requests = [
+            builder.build_pooling(prompt, params, self._next_id(), lora=lora)
+            for (prompt, params), lora in zip(pairs, loras, strict=True)
+        ]
+        outputs = self._pooled(requests, [prompt for prompt, _ in pairs], use_tqdm)
+        return PoolingRequestOutput(
+            outputs[0].request_id, PoolingOutput(processor.answer(data, outputs)), []
+        )
 
     def embed(
         self,

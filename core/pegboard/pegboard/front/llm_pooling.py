@@ -11,6 +11,7 @@ from pegboard.data.output import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+from pegboard.data.similarity import similarity
 from pegboard.errors import RequestError
 
 Result = TypeVar("Result", bound=PoolingRequestOutput[Any])
@@ -66,21 +67,6 @@ def scored(first: Pooled, second: Pooled) -> ScoringRequestOutput:
     return ScoringRequestOutput(
         f"{first.request_id}-{second.request_id}", ScoringOutput(score), token_ids
     )
-
-
-def similarity(first: Any, second: Any) -> float:
-    """Return the cosine of the angle between two vectors [size]; 0 if one of them is zero. Of two
-    matrices [tokens, size], it is the sum of each row's best product with a row of the second
-    (Khattab and Zaharia 2020)."""
-    import numpy as np
-
-    first = np.asarray(first, np.float64)
-    second = np.asarray(second, np.float64)
-    products = first @ second.T
-    if first.ndim == 2:
-        return float(products.max(1).sum())
-    lengths = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
-    return float(products) / lengths if lengths else 0.0
 
 
 def score_of_classes(output: Pooled) -> ScoringRequestOutput:

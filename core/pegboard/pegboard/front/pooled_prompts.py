@@ -5,12 +5,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.errors import RequestError, expect
 from pegboard.interfaces.api import Prompt
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan.engine_plan import EnginePlan
+
+
+def pooling_of(plan: "EnginePlan", prompt: Prompt, params: PoolingParams) -> Pooling:
+    """Return what the engine makes of prompts. Raises RequestError if it generates text, or if the
+    prompt or the parameters have the wrong form."""
+    if plan.pooling is None:
+        raise RequestError(
+            "this engine generates text and does not make vectors; start it with runner "
+            "'pooling' for that"
+        )
+    if not isinstance(params, PoolingParams):
+        raise RequestError(
+            f"pooling_params must be PoolingParams, got {type(params).__name__}",
+            parameter="pooling_params",
+        )
+    if prompt.embeds:
+        raise RequestError(
+            "prompt_embeds: vectors are made of text, token ids and media only",
+            parameter="prompt_embeds",
+        )
+    return plan.pooling
 
 
 def first_tokens(

@@ -23,9 +23,10 @@ from pegboard.data.sampling_params import (
     StructuredOutputsParams,
 )
 from pegboard.errors import RequestError, blame, expect
+from pegboard.front.io_processing import make_io_processor
 from pegboard.front.media import Expanded, adapter_of, make_media
 from pegboard.front.output_stream import OutputStream
-from pegboard.front.pooled_prompts import first_tokens, ids_of_pair
+from pegboard.front.pooled_prompts import first_tokens, ids_of_pair, pooling_of
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
@@ -66,6 +67,7 @@ class RequestBuilder:
         self._kv_names = _kv_names(plan, registry)
         eos_token_ids = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
         self._media = make_media(plan, registry, tokenizer)
+        self.io_processor = make_io_processor(plan, registry, self.get_tokenizer)
         self._feeds_encoder = self._media is not None and self._media.feeds_encoder
         self.transcriber = None if self._media is None else self._media.transcriber
         self.placeholders: Mapping[str, str] = {} if self._media is None else self._media.texts
@@ -158,22 +160,7 @@ class RequestBuilder:
         """Build the engine's form of a request for the prompt's vector. Raises RequestError, which
         names the field that is wrong."""
         arrival_s = time.time()
-        pooling = self.plan.pooling
-        if pooling is None:
-            raise RequestError(
-                "this engine generates text and does not make vectors; start it with runner "
-                "'pooling' for that"
-            )
-        if not isinstance(params, PoolingParams):
-            raise RequestError(
-                f"pooling_params must be PoolingParams, got {type(params).__name__}",
-                parameter="pooling_params",
-            )
-        if prompt.embeds:
-            raise RequestError(
-                "prompt_embeds: vectors are made of text, token ids and media only",
-                parameter="prompt_embeds",
-            )
+        pooling = pooling_of(self.plan, prompt, params)
         merged = merged_pooling(params, pooling)
         unused = SamplingParams(
             max_tokens=1,

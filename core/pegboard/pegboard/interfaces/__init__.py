@@ -188,6 +188,14 @@ KINDS: dict[str, Kind] = {
             provisional=True,
         ),
         _kind(
+            "io_processor",
+            "IOProcessorSpec",
+            "keyed",
+            "A",
+            "makes prompts of any data for a model that pools, and answers of its results",
+            provisional=True,
+        ),
+        _kind(
             "builtin_tool",
             "BuiltinToolSpec",
             "set",

@@ -116,7 +116,8 @@ class RequestOptions:
 class ServedModel:
     """A model name that clients may use. parent: the base model's name, if this is an adapter.
     created: Unix time in seconds. task: what it makes of prompts. labels: the names of its
-    classes. placeholders: modality → the text that stands for an image, say, in a chat; it has the
+    classes. pooling_tasks: what a PoolingParams may ask for; the first is that of those that name
+    none. placeholders: modality → the text that stands for an image, say, in a chat; it has the
     modalities that the model takes besides text. interleaves: in a template for text, they stay
     between the texts (see `take_media`)."""
 
@@ -129,6 +130,7 @@ class ServedModel:
     labels: tuple[str, ...] = ()
     placeholders: Mapping[str, str] = field(default_factory=dict)
     interleaves: bool = False
+    pooling_tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,10 @@ class EngineClient(Protocol):
 
     def tokenizer(self) -> "Tokenizer":
         """Return the served model's tokenizer."""
+
+    def io_processor(self) -> Any:
+        """Return the `pegboard.interfaces.io_processor.IOProcessor` of the engine. Raises
+        RequestError if the settings name none."""
 
     def transcriber(self) -> "Transcriber | None":
         """Return what says how the served model writes down speech, or None if it does not."""

@@ -316,6 +316,7 @@ def _check_names(registry: Registry, settings: Settings) -> None:
         "scheduling_policy": [engine.scheduling_policy],
         "sampler": [engine.sampler],
         "pooler": [engine.pooler],
+        "io_processor": [engine.io_processor_plugin],
         "attention": [engine.attention_backend],
         "draft": [engine.spec_method],
         "logits_processor": engine.logits_processors or (),

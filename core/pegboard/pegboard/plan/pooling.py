@@ -48,10 +48,11 @@ def choose_pooling(
             else f"convert {engine.convert!r} has no effect on runner 'generate'; leave one out"
         )
     if not always_pools and convert is None:
-        if engine.pooler_config is not None:
-            raise ConfigError(
-                "pooler_config has no effect on a model that generates text; add runner 'pooling'"
-            )
+        for setting in ("pooler_config", "io_processor_plugin"):
+            if getattr(engine, setting) is not None:
+                raise ConfigError(
+                    f"{setting} has no effect on a model that generates text; add runner 'pooling'"
+                )
         return settings, None
     if engine.spec_method is not None:
         raise ConfigError(

@@ -1,8 +1,7 @@
-"""The routes of engines that pool: /v1/embeddings, /classify, /score and /rerank."""
+"""The routes of engines that pool: /v1/embeddings, /pooling, /classify, /score and /rerank."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,14 +15,22 @@ from pegboard.data.pooling_params import PoolingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import ApiSetup, EngineClient, Prompt
 from pegboard.interfaces.tokenizer import Chat
-from pegboard_api_pooling.answers import check_salt, usage
-from pegboard_api_pooling.encodings import encoded, metadata, packed
+from pegboard_api_pooling.answers import (
+    bytes_response,
+    check_salt,
+    json_response,
+    listed,
+    usage,
+)
+from pegboard_api_pooling.encodings import encoded
 from pegboard_api_pooling.fields import (
     ClassifyRequest,
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
+from pegboard_api_pooling.pool import PoolingRoute
 from pegboard_api_pooling.scores import Scorer, rank, read_documents, read_pairs
 from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import read_messages
@@ -45,12 +52,14 @@ class PoolingApi:
         self._most = setup.settings.get("max_prompts_per_request", MAX_INPUTS)
         self._scorer = Scorer(setup.client)
         self._limit = PromptLimit(setup.client)
+        self._pooling = PoolingRoute(setup.client, self._prompts)
 
     def routes(self) -> Sequence[BaseRoute]:
         score = endpoint(self._score, ScoreRequest)
         rerank = endpoint(self._rerank, RerankRequest)
         return [
             Route("/v1/embeddings", endpoint(self._embed, EmbeddingRequest), methods=["POST"]),
+            Route("/pooling", endpoint(self._pooling.answer, PoolingRequest), methods=["POST"]),
             Route("/classify", endpoint(self._classify, ClassifyRequest), methods=["POST"]),
             *(Route(path, score, methods=["POST"]) for path in ("/score", "/v1/score")),
             *(
@@ -105,7 +114,7 @@ class PoolingApi:
         run = await Run(self._client, http, "classify", request).start()
         outputs = await run.outputs(prompts, params)
         labels = self._client.models()[0].labels
-        data = []
+        data: list[dict[str, Any]] = []
         for index, output in enumerate(outputs):
             probs = values(output).tolist()
             best = max(range(len(probs)), key=probs.__getitem__)
@@ -173,17 +182,7 @@ def vectors(run: Run, request: EmbeddingRequest, outputs: Sequence[RequestOutput
             for index, output in enumerate(outputs)
         ]
         return json_response(in_pieces(listed(run, outputs, data)))
-    parts = [packed(output.embedding, dtype, endianness) for output in outputs]
-    headers = {}
-    if encoding == "bytes":
-        headers["metadata"] = metadata(
-            run.name, int(time.time()), run.model, parts, usage(outputs), dtype, endianness
-        )
-    return Response(b"".join(parts), headers=headers, media_type="application/octet-stream")
-
-
-def json_response(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    return bytes_response(run, request, outputs)
 
 
 def read_inputs(request: ClassifyRequest, most: int) -> list[Prompt]:
@@ -215,18 +214,3 @@ def read_chat(request: ClassifyRequest, client: EngineClient, max_chars: int) ->
     token_ids = client.tokenizer().render(chat).token_ids
     salt = check_salt(request)
     return Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=salt, media=media)
-
-
-def listed(
-    run: Run, outputs: Sequence[RequestOutput], data: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return the answer of a route that lists one item per input."""
-    created = int(time.time())
-    return {
-        "id": run.name,
-        "object": "list",
-        "created": created,
-        "model": run.model,
-        "data": list(data),
-        "usage": usage(outputs),
-    }

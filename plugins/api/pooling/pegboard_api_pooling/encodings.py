@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ def metadata(
     name: str,
     created: int,
     model: str,
-    parts: Sequence[bytes],
+    shapes: Sequence[Sequence[int]],
     usage: Mapping[str, object],
     dtype: DType,
     endianness: Endianness,
@@ -57,8 +58,8 @@ def metadata(
     of each vector start and end, and what they are. It is JSON in ASCII."""
     items: list[dict[str, Any]] = []
     start = 0
-    for index, part in enumerate(parts):
-        end = start + len(part)
+    for index, shape in enumerate(shapes):
+        end = start + math.prod(shape) * ITEM_BYTES[dtype]
         items.append(
             {
                 "index": index,
@@ -66,7 +67,7 @@ def metadata(
                 "endianness": endianness,
                 "start": start,
                 "end": end,
-                "shape": [len(part) // ITEM_BYTES[dtype]],
+                "shape": list(shape),
             }
         )
         start = end
@@ -138,4 +139,5 @@ def _shifted(bits: NDArray[np.uint32], lost: int) -> NDArray[np.uint32]:
     import numpy as np
 
     half = np.uint32((1 << (lost - 1)) - 1)
-    return (bits + half + ((bits >> lost) & 1)) >> lost
+    rounded: NDArray[np.uint32] = (bits + half + ((bits >> lost) & np.uint32(1))) >> np.uint32(lost)
+    return rounded

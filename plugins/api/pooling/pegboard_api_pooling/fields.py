@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pegboard.data.pooling_params import PoolingParams, Task
+from pegboard.data.pooling_params import TOKEN_TASKS, PoolingParams, Task
 from pegboard_api_pooling.encodings import DType, Encoding, Endianness
 from pegboard_chat.sampling_fields import Fields, Int32, Objects
 
@@ -51,6 +52,32 @@ class EmbeddingRequest(ClassifyRequest):
     embed_dtype: DType = "float32"
     endianness: Endianness = "native"
     dimensions: Int32 | None = None
+
+
+class PoolingRequest(EmbeddingRequest):
+    """POST /pooling. task: None = results of tokens, if the model makes them, else what it does.
+    data: for the server's IO processor, instead of an input. step_tag_id, returned_token_ids: see
+    `PoolingParams`."""
+
+    task: Task | Literal["plugin"] | None = None
+    data: Any = None
+    step_tag_id: Int32 | None = None
+    returned_token_ids: list[Int32] | None = None
+
+    def params_of(self, tasks: Sequence[str]) -> PoolingParams:
+        """Return the parameters of all inputs. tasks: of the model. Raises RequestError, which
+        names the field that is wrong."""
+        first = next((task for task in tasks if task in TOKEN_TASKS), None)
+        return PoolingParams(
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            dimensions=self.dimensions,
+            use_activation=self.use_activation,
+            step_tag_id=self.step_tag_id,
+            returned_token_ids=None
+            if self.returned_token_ids is None
+            else tuple(self.returned_token_ids),
+            task=first if self.task is None else self.task,  # type: ignore[arg-type]
+        )
 
 
 class ScoreRequest(PoolingFields):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from pegboard.data.output import RequestOutput
+from pegboard.data.similarity import similarity
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import EngineClient, Prompt
 from pegboard_api_pooling.answers import check_salt
@@ -15,7 +15,7 @@ from pegboard_server.pooling import Run, values
 
 class Scorer:
     """A model with one class reads both texts at once, and its value is the score. With a model
-    that makes vectors, the score is the cosine of their angle."""
+    that makes vectors, it is their similarity."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -29,11 +29,11 @@ class Scorer:
         model = self._client.models()[0]
         if model.task != "classify":
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-            outputs = await run.outputs(
-                [Prompt(text=text, cache_salt=salt) for text in texts], request.params("embed")
-            )
-            vectors = {text: values(output) for text, output in zip(texts, outputs, strict=True)}
-            return [cosine(vectors[first], vectors[second]) for first, second in pairs], outputs
+            params = request.params(model.pooling_tasks[0])  # type: ignore[arg-type]
+            prompts = [Prompt(text=text, cache_salt=salt) for text in texts]
+            outputs = await run.outputs(prompts, params)
+            arrays = {text: output.pooled() for text, output in zip(texts, outputs, strict=True)}
+            return [similarity(arrays[first], arrays[second]) for first, second in pairs], outputs
         if len(model.labels) != 1:
             reason = (
                 "a score is the value of a model with one class, and this model has "
@@ -45,16 +45,6 @@ class Scorer:
         ]
         outputs = await run.outputs(prompts, request.params("classify"))
         return [values(output)[0] for output in outputs], outputs
-
-
-def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the cosine of the angle between two vectors; 0 if one of them is zero."""
-    lengths = math.sqrt(math.fsum(x * x for x in first)) * math.sqrt(
-        math.fsum(x * x for x in second)
-    )
-    return (
-        math.fsum(x * y for x, y in zip(first, second, strict=True)) / lengths if lengths else 0.0
-    )
 
 
 def read_pairs(request: ScoreRequest, most: int) -> list[tuple[str, str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,9 @@ from pegboard_api_pooling.fields import (
 from pegboard_api_pooling.plugin import POOLING
 from starlette.testclient import TestClient
 
-from pegboard.interfaces.api import ApiSetup
+from pegboard.data.pooling_params import PoolingParams
+from pegboard.errors import RequestError
+from pegboard.interfaces.api import ApiSetup, Prompt
 from pegboard_testing.contract_api import VALUES
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_client import BOS, FakeEngineClient
@@ -276,3 +280,75 @@ def test_no_value_breaks_the_server(
     client, http = made(labels=labels)
     assert http.post(path, json={**body, name: value}).status_code in (200, 400, 404)
     assert not client.running
+
+
+def test_pooling_returns_whatever_the_model_makes() -> None:
+    """Without a task, a row for each token."""
+    answer = post({"input": ["hi", "a"]}, path="/pooling")
+    assert answer["object"] == "list" and answer["id"].startswith("pool-")
+    rows = [vector([BOS, *HI])] * 3, [vector([BOS, 97])] * 2
+    for each, expected in zip(answer["data"], rows, strict=True):
+        assert each["object"] == "pooling" and each["data"] == expected
+    assert answer["usage"]["prompt_tokens"] == 5
+    (one,) = post({"input": "hi", "task": "embed", "dimensions": 2}, path="/pooling")["data"]
+    assert one["data"] == vector([BOS, *HI])[:2]
+    (one,) = post({"input": "hi", "encoding_format": "base64"}, path="/pooling")["data"]
+    values = np.frombuffer(base64.b64decode(one["data"]), np.float32).reshape(3, 3)
+    assert values.tolist() == rows[0]
+    (one,) = post({"input": "hi", "task": "classify"}, path="/pooling", labels=("a", "b"))["data"]
+    assert len(one["data"]) == 2
+
+
+def test_pooling_as_bytes() -> None:
+    _, http = made()
+    body = {"input": ["hi", "a"], "encoding_format": "bytes", "embed_dtype": "float16"}
+    answer = http.post("/pooling", json=body)
+    items = json.loads(answer.headers["metadata"])["data"]
+    assert [item["shape"] for item in items] == [[3, 3], [2, 3]]
+    for item, size in zip(items, (3, 2), strict=True):
+        part = answer.content[item["start"] : item["end"]]
+        assert np.frombuffer(part, np.float16).reshape(item["shape"]).shape == (size, 3)
+
+
+class Lengths:
+    """An IO processor: how many tokens texts have."""
+
+    def prompts(self, data: Any) -> Any:
+        if not isinstance(data, list):
+            raise RequestError("data: expected a list", parameter="data")
+        return [(Prompt(text=text), PoolingParams(task="embed")) for text in data]
+
+    def answer(self, data: Any, outputs: Any) -> Any:
+        assert len(data) == len(outputs)
+        return {"lengths": [int(output.pooled()[1]) for output in outputs]}
+
+
+def test_data_is_for_the_io_processor() -> None:
+    client, http = made()
+
+    def ask(status: int, **body: Any) -> Any:
+        answer = http.post("/pooling", json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    assert "no IO processor" in ask(400, data=["a"])["error"]["message"]
+    client.processor = Lengths()
+    answer = ask(200, data=["hi", "a"], task="plugin", model="fake-model", request_id="mine")
+    assert answer["data"] == {"lengths": [3, 2]} and answer["request_id"] == "pool-mine"
+    for parameter, body in {
+        "data": {"data": 3},
+        "task": {"data": ["a"], "task": "embed"},
+        "dimensions": {"data": ["a"], "dimensions": 2},
+        "input": {"data": ["a"], "input": "a"},
+    }.items():
+        assert ask(400, **body)["error"]["param"] == parameter
+    assert ask(400, task="plugin")["error"]["param"] == "data"
+    assert ask(404, data=["a"], model="another")
+
+
+def test_scores_of_a_model_that_makes_a_vector_of_each_token() -> None:
+    client, http = made()
+    client._models = [replace(client._models[0], pooling_tasks=("token_embed",))]
+    answer = http.post("/score", json={"text_1": "hi", "text_2": "a"}).json()
+    first, second = (np.array(vector(ids)) for ids in ([BOS, *HI], [BOS, 97]))
+    assert answer["data"][0]["score"] == pytest.approx(3 * float(first @ second))

@@ -1,0 +1,1 @@
+"""An IO processor that finds named entities."""
