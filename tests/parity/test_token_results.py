@@ -177,3 +177,24 @@ def test_what_requests_are_refused(decoder: Reference) -> None:
         ):
             with pytest.raises(RequestError, match=message):
                 ask(llm, **params)
+
+
+def test_prompts_of_sentence_transformers(tmp_path: Path) -> None:
+    reference = write(tmp_path, "LlamaModel")
+    make_tokenizer(["<image>"], "<image>").save_pretrained(tmp_path)
+    named = {"prompts": {"query": "w7 w8 ", "none": ""}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(named))
+    with open_llm(tmp_path, **LIMITS, skip_tokenizer_init=False) as llm:
+        for prompt_name, ids in ((None, [7, 8, 5]), ("query", [7, 8, 5]), ("none", [5]), ("", [5])):
+            params = PoolingParams(prompt_name=prompt_name)
+            (output,) = llm.embed("w5", pooling_params=params, use_tqdm=False)
+            assert output.prompt_token_ids == ids
+            true = normalized(states_of(reference, ids)[-1])
+            assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
+        assert llm.embed([[5]], use_tqdm=False)[0].prompt_token_ids == [5]
+        for prompt, prompt_name, message in (
+            ("w5", "other", "not one of this model's prompts: query, none"),
+            ([5], "query", "prompt_name is for texts"),
+        ):
+            with pytest.raises(RequestError, match=message):
+                llm.embed([prompt], pooling_params=PoolingParams(prompt_name=prompt_name))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
-from pegboard.data.pooling_params import TOKEN_TASKS, PoolingParams
+from pegboard.data.pooling_params import TOKEN_TASKS, Pooling, PoolingParams
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import beam_search_online
@@ -140,6 +140,7 @@ class FakeEngineClient:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         task: Any = "classify" if labels else "embed" if pools else "generate"
+        tokens: Any = f"token_{task}"
         self._models = [
             ServedModel(
                 name,
@@ -149,7 +150,7 @@ class FakeEngineClient:
                 None,
                 task,
                 self.labels,
-                pooling_tasks=(task, f"token_{task}") if pools else (),
+                pooling=Pooling(task=task, tasks=(tokens,)) if pools else None,
             )
             for name in models
         ]

@@ -27,7 +27,10 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     numbers, or any number up to this one; None = all of them. head: what takes the place of a
     decoder's head for text: the paths of linear layers in the checkpoint, with ReLU between them,
     and one row for each of the labels in the last; () = nothing, which is what models of vectors
-    get; None = the model keeps its head. method: the plugin's own values.
+    get; None = the model keeps its head. max_embed_len: servers take texts of up to so many tokens
+    for `embed`, in chunks of the model's length, and return the mean of their vectors; None = they
+    do not. prompts: name → what is put before a text. prompt_name: the name for requests that give
+    none; None = nothing is. method: the plugin's own values.
     """
 
     pooler: str = ""
@@ -41,6 +44,9 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     use_activation: bool = True
     dimensions: tuple[int, ...] | int | None = None
     head: tuple[str, ...] | None = None
+    max_embed_len: int | None = None
+    prompts: Mapping[str, str] = {}
+    prompt_name: str | None = None
     method: Mapping[str, str] = {}
 
     @property
@@ -58,7 +64,9 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_activation: divide vectors by their Euclidean length, or make probabilities of the classes'
     values; None = as the model declares, else yes. step_tag_id: return only the rows of tokens with
     this id, of a model that pools by STEP. returned_token_ids: the columns that it returns. task:
-    what the caller expects; None = what the model does. Raises RequestError for a wrong value.
+    what the caller expects; None = what the model does. prompt_name: what to put before a text, as
+    sentence-transformers calls it; "" = nothing; None = the model's default. Raises RequestError
+    for a wrong value.
     """
 
     truncate_prompt_tokens: int | None = None
@@ -67,6 +75,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] | None = None
     task: Task | None = None
+    prompt_name: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -83,6 +92,10 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise RequestError(
                     f"{name} must be an integer of {expected}, got {value!r:.60}", parameter=name
                 )
+        if self.prompt_name is not None and type(self.prompt_name) is not str:
+            raise RequestError(
+                f"prompt_name must be a text, got {self.prompt_name!r:.60}", parameter="prompt_name"
+            )
         if self.returned_token_ids is not None:
             self.returned_token_ids = checked_ids(self.returned_token_ids)
         if self.use_activation is not None and type(self.use_activation) is not bool:

@@ -378,7 +378,7 @@ class AsyncLLM(AsyncControls, Connected):
                 *plan.task,
                 self._builder.placeholders,
                 plan.settings.engine.interleave_mm_strings,
-                () if plan.pooling is None else (plan.pooling.task, *plan.pooling.tasks),
+                plan.pooling,
             )
             for name in plan.model_names
         ]

@@ -3,6 +3,7 @@ texts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pegboard.data.pooling_params import Pooling, PoolingParams
@@ -33,6 +34,25 @@ def pooling_of(plan: "EnginePlan", prompt: Prompt, params: PoolingParams) -> Poo
             parameter="prompt_embeds",
         )
     return plan.pooling
+
+
+def with_prompt(prompt: Prompt, params: PoolingParams, pooling: Pooling) -> Prompt:
+    """Return the prompt with what the model wants before a text for a vector. Raises RequestError
+    for a name that it does not know."""
+    name = pooling.prompt_name if params.prompt_name is None else params.prompt_name
+    if not name:
+        return prompt
+    if name not in pooling.prompts:
+        known = ", ".join(pooling.prompts) or "none"
+        raise RequestError(
+            f"prompt_name {name!r:.60} is not one of this model's prompts: {known}",
+            parameter="prompt_name",
+        )
+    if prompt.text is None or prompt.token_ids is not None or pooling.makes != "embed":
+        if params.prompt_name is None:
+            return prompt
+        raise RequestError("prompt_name is for texts that become vectors", parameter="prompt_name")
+    return replace(prompt, text=pooling.prompts[name] + prompt.text)
 
 
 def first_tokens(

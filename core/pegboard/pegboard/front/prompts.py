@@ -26,7 +26,7 @@ from pegboard.errors import RequestError, blame, expect
 from pegboard.front.io_processing import make_io_processor
 from pegboard.front.media import Expanded, adapter_of, make_media
 from pegboard.front.output_stream import OutputStream
-from pegboard.front.pooled_prompts import first_tokens, ids_of_pair, pooling_of
+from pegboard.front.pooled_prompts import first_tokens, ids_of_pair, pooling_of, with_prompt
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
@@ -161,6 +161,7 @@ class RequestBuilder:
         names the field that is wrong."""
         arrival_s = time.time()
         pooling = pooling_of(self.plan, prompt, params)
+        prompt = with_prompt(prompt, params, pooling)
         merged = merged_pooling(params, pooling)
         unused = SamplingParams(
             max_tokens=1,

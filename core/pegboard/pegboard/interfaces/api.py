@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pegboard.data.media import MediaSource
     from pegboard.data.output import RequestOutput
-    from pegboard.data.pooling_params import PoolingParams
+    from pegboard.data.pooling_params import Pooling, PoolingParams
     from pegboard.data.prompt_embeds import PromptEmbeds
     from pegboard.data.request import LoRARequest
     from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
@@ -115,11 +115,11 @@ class RequestOptions:
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model name that clients may use. parent: the base model's name, if this is an adapter.
-    created: Unix time in seconds. task: what it makes of prompts. labels: the names of its
-    classes. pooling_tasks: what a PoolingParams may ask for; the first is that of those that name
-    none. placeholders: modality → the text that stands for an image, say, in a chat; it has the
-    modalities that the model takes besides text. interleaves: in a template for text, they stay
-    between the texts (see `take_media`)."""
+    created: Unix time in seconds. task: what it makes of prompts. labels: the names of its classes.
+    pooling: the plan of a model that pools; None = it generates text. placeholders: modality → the
+    text that stands for an image, say, in a chat; it has the modalities that the model takes
+    besides text. interleaves: in a template for text, they stay between the texts (see
+    `take_media`)."""
 
     name: str
     root: str
@@ -130,7 +130,7 @@ class ServedModel:
     labels: tuple[str, ...] = ()
     placeholders: Mapping[str, str] = field(default_factory=dict)
     interleaves: bool = False
-    pooling_tasks: tuple[str, ...] = ()
+    pooling: "Pooling | None" = None
 
 
 @dataclass(frozen=True, slots=True)

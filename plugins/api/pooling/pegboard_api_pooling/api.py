@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -22,6 +23,7 @@ from pegboard_api_pooling.answers import (
     listed,
     usage,
 )
+from pegboard_api_pooling.chunks import Chunked, chunk, joined
 from pegboard_api_pooling.encodings import encoded
 from pegboard_api_pooling.fields import (
     ClassifyRequest,
@@ -87,20 +89,33 @@ class PoolingApi:
         """The vector of every input."""
         body = await http.body()
 
-        def read() -> tuple[EmbeddingRequest, list[Prompt], PoolingParams]:
+        def read() -> tuple[EmbeddingRequest, list[Prompt], PoolingParams, list[Chunked] | None]:
             request = parse_body(body, EmbeddingRequest)
-            return (
-                request,
-                self._prompts(request),
-                request.params("embed", request.dimensions),
-            )
+            prompts = self._prompts(request)
+            params = request.params("embed", request.dimensions, request.prompt_name)
+            return request, prompts, params, chunk(self._client, prompts, params)
 
-        request, prompts, params = await off_loop(len(body), read)
+        request, prompts, params, chunks = await off_loop(len(body), read)
         run = await Run(self._client, http, "embd", request).start()
-        outputs = await run.outputs(prompts, params)
+        if chunks is None:
+            outputs = await run.outputs(prompts, params)
+        else:
+            outputs = await self._of_chunks(run, chunks, params)
         return await off_loop(
             sum(len(output.embedding) for output in outputs), lambda: vectors(run, request, outputs)
         )
+
+    async def _of_chunks(
+        self, run: Run, chunks: Sequence[Chunked], params: PoolingParams
+    ) -> list[RequestOutput]:
+        """Return the outputs of inputs, some of which are long."""
+        pooling = self._client.models()[0].pooling
+        wanted = params.use_activation
+        normalizes = (pooling is None or pooling.use_activation) if wanted is None else wanted
+        raw = msgspec.structs.replace(params, use_activation=False)
+        prompts = [prompt for each in chunks for prompt in each.prompts]
+        outputs = await run.outputs(prompts, raw)
+        return joined(chunks, outputs, normalizes=normalizes)
 
     async def _classify(self, http: Request) -> Response:
         """The probabilities of the model's classes, and the most likely one, of every input."""
@@ -152,7 +167,7 @@ class PoolingApi:
         scores, outputs = await self._scorer.scores(
             run, request, [(request.query, document) for document in documents]
         )
-        results = [
+        results: list[dict[str, Any]] = [
             {
                 "index": index,
                 **({"document": {"text": documents[index]}} if request.return_documents else {}),

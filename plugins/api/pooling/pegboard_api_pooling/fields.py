@@ -23,7 +23,9 @@ class PoolingFields(Fields):
     cache_salt: str | None = None
     user: str | None = None  # accepted and ignored, because it does not concern the answer
 
-    def params(self, task: Task, dimensions: int | None = None) -> PoolingParams:
+    def params(
+        self, task: Task, dimensions: int | None = None, prompt_name: str | None = None
+    ) -> PoolingParams:
         """Return the parameters of all inputs. Raises RequestError, which names the field that is
         wrong."""
         return PoolingParams(
@@ -31,6 +33,7 @@ class PoolingFields(Fields):
             dimensions=dimensions,
             use_activation=self.use_activation,
             task=task,
+            prompt_name=prompt_name,
         )
 
 
@@ -46,12 +49,13 @@ class ClassifyRequest(PoolingFields):
 
 
 class EmbeddingRequest(ClassifyRequest):
-    """POST /v1/embeddings."""
+    """POST /v1/embeddings. prompt_name: see `PoolingParams`."""
 
     encoding_format: Encoding = "float"
     embed_dtype: DType = "float32"
     endianness: Endianness = "native"
     dimensions: Int32 | None = None
+    prompt_name: str | None = None
 
 
 class PoolingRequest(EmbeddingRequest):
@@ -77,6 +81,7 @@ class PoolingRequest(EmbeddingRequest):
             if self.returned_token_ids is None
             else tuple(self.returned_token_ids),
             task=first if self.task is None else self.task,  # type: ignore[arg-type]
+            prompt_name=self.prompt_name,
         )
 
 

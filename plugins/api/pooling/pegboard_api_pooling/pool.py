@@ -48,7 +48,8 @@ class PoolingRoute:
         run = await Run(self._client, http, "pool", request).start()
         if not prompts:
             return await self._processed(run, request)
-        params = request.params_of(self._client.models()[0].pooling_tasks)
+        pooling = self._client.models()[0].pooling
+        params = request.params_of((pooling.task, *pooling.tasks) if pooling else ())
         outputs = await run.outputs(prompts, params)
         size = sum(len(output.embedding) for output in outputs)
         return await off_loop(size, lambda: results(run, request, outputs))

@@ -29,7 +29,7 @@ class Scorer:
         model = self._client.models()[0]
         if model.task != "classify":
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-            params = request.params(model.pooling_tasks[0])  # type: ignore[arg-type]
+            params = request.params(model.pooling.task if model.pooling else "embed")
             prompts = [Prompt(text=text, cache_salt=salt) for text in texts]
             outputs = await run.outputs(prompts, params)
             arrays = {text: output.pooled() for text, output in zip(texts, outputs, strict=True)}

@@ -22,7 +22,7 @@ from pegboard_api_pooling.fields import (
 from pegboard_api_pooling.plugin import POOLING
 from starlette.testclient import TestClient
 
-from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import ApiSetup, Prompt
 from pegboard_testing.contract_api import VALUES
@@ -348,7 +348,46 @@ def test_data_is_for_the_io_processor() -> None:
 
 def test_scores_of_a_model_that_makes_a_vector_of_each_token() -> None:
     client, http = made()
-    client._models = [replace(client._models[0], pooling_tasks=("token_embed",))]
+    client._models = [replace(client._models[0], pooling=Pooling(task="token_embed"))]
     answer = http.post("/score", json={"text_1": "hi", "text_2": "a"}).json()
     first, second = (np.array(vector(ids)) for ids in ([BOS, *HI], [BOS, 97]))
     assert answer["data"][0]["score"] == pytest.approx(3 * float(first @ second))
+
+
+def long_inputs(**pooling: Any) -> tuple[FakeEngineClient, TestClient]:
+    client, http = made(max_model_len=7)  # the fake keeps room for a token
+    plan = Pooling(max_embed_len=12, **pooling)
+    client._models = [replace(client._models[0], max_model_len=6, pooling=plan)]
+    return client, http
+
+
+def test_long_inputs_are_computed_in_chunks() -> None:
+    """Each chunk has the special tokens of a text. The fake engine's vectors are sum, number, ½."""
+    client, http = long_inputs(use_activation=False)
+    body = {"input": ["abcdefgh", "ab"]}
+    answer = http.post(PATH, json=body)
+    assert answer.status_code == 200, answer.text
+    chunks = [[BOS, *b"abcde"], [BOS, *b"fgh"]]
+    assert [prompt.token_ids for prompt, *_ in client.requests[:2]] == chunks
+    assert all(params.use_activation is False for _, params, _ in client.requests)
+    first, second = (np.array(vector(ids)) for ids in chunks)
+    found = [each["embedding"] for each in answer.json()["data"]]
+    np.testing.assert_allclose(found[0], (5 * first + 3 * second) / 8, rtol=1e-6)
+    assert found[1] == vector([BOS, *b"ab"])
+    assert answer.json()["usage"]["prompt_tokens"] == 6 + 4 + 3
+    for long in ([[*range(1, 13)]], ["a" * 11]):
+        answer = http.post(PATH, json={"input": long, "use_activation": True})
+        (one,) = answer.json()["data"]
+        assert np.linalg.norm(one["embedding"]) == pytest.approx(1)
+    answer = http.post(PATH, json={"input": "a" * 12})
+    assert answer.status_code == 400
+    assert "13 tokens, but max_embed_len is 12" in answer.json()["error"]["message"]
+    answer = http.post(PATH, json={"input": "a" * 12, "truncate_prompt_tokens": 3})
+    assert answer.status_code == 200 and client.requests[-1][0].text == "a" * 12
+
+
+def test_names_of_prompts_reach_the_engine() -> None:
+    client, http = made()
+    http.post(PATH, json={"input": "hi", "prompt_name": "query"})
+    http.post("/pooling", json={"input": "hi", "prompt_name": ""})
+    assert [params.prompt_name for _, params, _ in client.requests] == ["query", ""]

@@ -128,3 +128,17 @@ def sentence_length(checkpoint: Checkpoint) -> int | None:
         if isinstance(length, int) and 0 < length < 2**31:
             return length
     return None
+
+
+def sentence_prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str | None]:
+    """Return the prompts of sentence-transformers, name → what is put before a text, and the name
+    that counts if none is given. Raises ModelError for something else."""
+    path = checkpoint.path / "config_sentence_transformers.json"
+    config = read_object(path) if path.is_file() else {}
+    prompts = config.get("prompts") or {}
+    name = config.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ModelError(f"{path}: prompts must be an object of texts, got {prompts!r:.80}")
+    if name is not None and name not in prompts:
+        raise ModelError(f"{path}: default_prompt_name is {name!r:.60}, which is not in prompts")
+    return prompts, name

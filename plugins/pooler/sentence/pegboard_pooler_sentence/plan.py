@@ -20,7 +20,12 @@ from pegboard_pooler_sentence.classes import (
     is_difference,
     labels,
 )
-from pegboard_pooler_sentence.modules import Steps, read_steps, sentence_length
+from pegboard_pooler_sentence.modules import (
+    Steps,
+    read_steps,
+    sentence_length,
+    sentence_prompts,
+)
 
 OF_TOKENS = ("ALL", "STEP")
 KEEPS_NOTHING = "LAST"
@@ -40,7 +45,8 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seq_pooling_type, tok_pooling_type: the same, for the two kinds of tasks. use_activation,
     dimensions, step_tag_id, returned_token_ids: the default of requests that do not set it.
     logit_mean, logit_sigma: subtracted from the values of classes, and what they are then divided
-    by; logit_bias: another name of logit_mean. task: of requests that name none.
+    by; logit_bias: another name of logit_mean. task: of requests that name none. With
+    enable_chunked_processing, servers take texts of up to max_embed_len tokens for `embed`.
     """
 
     pooling_type: Literal["LAST", "CLS", "MEAN", "MEAN_SQRT", "MAX", "ALL", "STEP"] | None = None
@@ -54,6 +60,8 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     logit_mean: float | None = None
     logit_sigma: float | None = None
     task: Task | None = None
+    enable_chunked_processing: bool | None = None
+    max_embed_len: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,7 @@ def plan(facts: PoolerFacts) -> Pooling:
         raise ConfigError(
             f"pooler_config: this model does {' and '.join(tasks)}, and not {default}"
         )
+    prompts, prompt_name = ({}, None) if is_classifier else sentence_prompts(facts.checkpoint)
     keeps = [] if types == (KEEPS_NOTHING,) else [declared.task]
     return Pooling(
         task=default,
@@ -116,6 +125,9 @@ def plan(facts: PoolerFacts) -> Pooling:
         else tuple(task for task in tasks if task in TOKEN_TASKS or task in keeps),
         has_steps=method["token_pooling"] == "STEP",
         max_length=sentence_length(facts.checkpoint),
+        max_embed_len=chosen.max_embed_len,
+        prompts=prompts,
+        prompt_name=prompt_name,
         use_activation=declared.use_activation,
         dimensions=None if is_classifier else dimensions_of(config),
         head=head_of(facts.checkpoint) if converts and not (tokens or columns) else None,
@@ -132,6 +144,13 @@ def read_config(given: Mapping[str, Any]) -> PoolerConfig:
         raise ConfigError("pooler_config: logit_bias is another name of logit_mean; give one")
     if chosen.logit_sigma == 0:
         raise ConfigError("pooler_config: logit_sigma must not be 0")
+    if (chosen.max_embed_len is not None) != bool(chosen.enable_chunked_processing):
+        raise ConfigError(
+            "pooler_config: enable_chunked_processing needs max_embed_len, the most tokens of a "
+            "text, and max_embed_len has no effect without it"
+        )
+    if chosen.max_embed_len is not None and chosen.max_embed_len < 1:
+        raise ConfigError("pooler_config: max_embed_len must be at least 1")
     return chosen
 
 

@@ -281,3 +281,18 @@ def test_names_of_classes() -> None:
 def test_the_plan_needs_no_torch() -> None:
     code = "import sys, pegboard_pooler_sentence.plan; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_prompts_and_long_texts(tmp_path: Path) -> None:
+    name = "config_sentence_transformers.json"
+    files = {name: {"prompts": {"query": "q: ", "document": ""}, "default_prompt_name": "query"}}
+    config = {"enable_chunked_processing": True, "max_embed_len": 900}
+    made = plan(PoolerFacts(NONE, write(tmp_path, files, {}), config))
+    assert made.prompts == {"query": "q: ", "document": ""} and made.prompt_name == "query"
+    assert made.max_embed_len == 900
+    for wrong in ({"prompts": {"query": 3}}, {"prompts": [1]}, {"default_prompt_name": "query"}):
+        with pytest.raises(ModelError, match=name):
+            plan(PoolerFacts(NONE, write(tmp_path, {name: wrong}, {}), {}))
+    for setting in ({"max_embed_len": 900}, {"enable_chunked_processing": True}):
+        with pytest.raises(ConfigError, match="enable_chunked_processing needs max_embed_len"):
+            plan(PoolerFacts(NONE, write(tmp_path, {name: {}}, {}), setting))

@@ -1,0 +1,114 @@
+"""Long texts: their tokens are computed in chunks of the model's length, and the vector is the mean
+of the chunks' vectors, weighted by their lengths. As vLLM's enable_chunked_processing does, but
+each chunk has the special tokens of a text, and the mean is taken before the vectors are
+normalized."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pegboard.data.output import RequestOutput
+from pegboard.data.pooling_params import Pooling, PoolingParams
+from pegboard.errors import RequestError
+from pegboard.interfaces.api import EngineClient, Prompt, ServedModel
+from pegboard.interfaces.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """One input. prompts: of its chunks. weights: the number of tokens in each, without special
+    ones."""
+
+    prompts: Sequence[Prompt]
+    weights: Sequence[int]
+
+
+def chunk(
+    client: EngineClient, prompts: Sequence[Prompt], params: PoolingParams
+) -> list[Chunked] | None:
+    """Return the chunks of all inputs, or None if there are no long ones, or the model does not
+    take them. Raises RequestError for an input that is too long even so."""
+    model = client.models()[0]
+    pooling = model.pooling
+    if pooling is None or pooling.max_embed_len is None or params.truncate_prompt_tokens:
+        return None
+    most = max(pooling.max_embed_len, model.max_model_len)
+    chunks = [_chunks(prompt, client, model, pooling, params, most) for prompt in prompts]
+    return chunks if any(len(each.prompts) > 1 for each in chunks) else None
+
+
+def _chunks(
+    prompt: Prompt,
+    client: EngineClient,
+    model: ServedModel,
+    pooling: Pooling,
+    params: PoolingParams,
+    most: int,
+) -> Chunked:
+    length = model.max_model_len
+    if prompt.media or (prompt.text is not None and len(prompt.text) < length // 2):
+        return Chunked([prompt], [1])
+    if prompt.token_ids is not None:
+        ids = list(prompt.token_ids)
+        before: list[int] = []
+        after: list[int] = []
+    else:
+        before, ids, after = encoded(client.tokenizer(), prompt, params, pooling)
+    total = len(before) + len(ids) + len(after)
+    if total <= length:
+        return Chunked([prompt], [1])
+    if total > most:
+        raise RequestError(
+            f"the input has {total} tokens, but max_embed_len is {most}: shorten it",
+            parameter="input",
+        )
+    size = length - len(before) - len(after)
+    parts = [ids[start : start + size] for start in range(0, len(ids), size)]
+    bare = replace(prompt, text=None, add_special_tokens=False)
+    return Chunked(
+        [replace(bare, token_ids=[*before, *part, *after]) for part in parts],
+        [len(part) for part in parts],
+    )
+
+
+def encoded(
+    tokenizer: Tokenizer, prompt: Prompt, params: PoolingParams, pooling: Pooling
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the special tokens before a text, its own tokens, and those after it."""
+    name = pooling.prompt_name if params.prompt_name is None else params.prompt_name
+    text = pooling.prompts.get(name or "", "") + (prompt.text or "")
+    ids = list(tokenizer.encode(text, add_special_tokens=False))
+    if not prompt.add_special_tokens:
+        return [], ids, []
+    whole = list(tokenizer.encode(text, add_special_tokens=True))
+    extra = len(whole) - len(ids)
+    starts = [first for first in range(extra + 1) if whole[first : first + len(ids)] == ids]
+    if not starts:  # the tokenizer joins the text with what is around it
+        return [], whole, []
+    return whole[: starts[0]], ids, whole[starts[0] + len(ids) :]
+
+
+def joined(
+    inputs: Sequence[Chunked],
+    outputs: Sequence[RequestOutput],
+    *,
+    normalizes: bool,
+) -> list[RequestOutput]:
+    """Return one output for each input. outputs: of all chunks, with vectors that are not
+    normalized."""
+    import numpy as np
+
+    left = iter(outputs)
+    results = []
+    for each in inputs:
+        parts = [next(left) for _ in each.prompts]
+        vectors = np.stack([part.pooled() for part in parts]).astype(np.float64)
+        weights = np.array(each.weights, np.float64)
+        mean = (vectors * weights[:, None]).sum(0) / weights.sum()
+        if normalizes:
+            mean /= max(float(np.linalg.norm(mean)), 1e-12)
+        ids = [token_id for part in parts for token_id in part.prompt_token_ids or ()]
+        data = mean.astype(np.float32).tobytes()
+        results.append(replace(parts[0], embedding=data, prompt_token_ids=ids))
+    return results
