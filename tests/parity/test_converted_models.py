@@ -15,7 +15,7 @@ from test_pooling_parity import declare
 from tiny_media import make_tokenizer
 from tiny_models import COMMON, SIZES, Reference, nightly, open_llm, random_prompts
 
-from pegboard import LLM
+from pegboard import LLM, SamplingParams
 from pegboard.errors import ConfigError, ModelError, PegboardError
 
 LABELS = 3
@@ -213,3 +213,35 @@ def test_what_is_refused(tmp_path: Path) -> None:
                 hf_overrides=config,
                 skip_tokenizer_init=False,
             )
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification"]
+)
+def test_model_impl_chooses_whose_code_runs(architecture: str, tmp_path: Path) -> None:
+    """Also under vLLM's names for transformers' code."""
+    reference = write(tmp_path, architecture)
+    (prompt,) = random_prompts((17,))
+    name = {"architectures": ["TransformersForCausalLM"]}
+    ways = [{"model_impl": "transformers"}, {"model_impl": "vllm"}]
+    if architecture == "LlamaForCausalLM":
+        ways.append({"hf_overrides": name})
+    for settings in ways:
+        with open_llm(tmp_path, **LIMITS, runner="auto", **settings) as llm:
+            used = type(llm.apply_model(lambda model: model)[0]).__module__
+            assert ("transformers" in used) == (settings != {"model_impl": "vllm"})
+            if architecture == "LlamaForCausalLM":
+                params = SamplingParams(temperature=0, max_tokens=4)
+                (answer,) = llm.generate([prompt], params, use_tqdm=False)
+                tokens = answer.outputs[0].token_ids
+                logits = reference.model(torch.tensor([[*prompt, *tokens]])).logits[0]
+                assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
+            else:
+                (result,) = results_of(llm, [prompt])
+                assert (result - true_of(reference, prompt)).abs().max() < 1e-5
+
+
+def test_own_code_that_is_not_installed(tmp_path: Path) -> None:
+    write(tmp_path, "DiffLlamaForCausalLM")
+    with pytest.raises(ConfigError, match="has code of its own for DiffLlamaForCausalLM"):
+        open_llm(tmp_path, **LIMITS, model_impl="vllm")

@@ -32,7 +32,6 @@ TEXTS = (
     "hf_config_path",
     "mamba_cache_dtype",
     "mamba_ssm_cache_dtype",
-    "model_impl",
     "otlp_traces_endpoint",
     "override_attention_dtype",
     "safetensors_load_strategy",

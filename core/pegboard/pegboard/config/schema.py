@@ -404,6 +404,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     runner: Annotated[
         Literal["auto", "generate", "pooling"], doc("Make text or vectors; auto = as the model")
     ] = "auto"
+    model_impl: Annotated[
+        Literal["auto", "vllm", "transformers"],
+        doc("Whose code the model runs: auto = its own, else transformers'; vllm = only its own"),
+    ] = "auto"
     convert: Annotated[
         Literal["auto", "none", "embed", "classify"],
         doc("What a model of text makes instead of text; auto = as its files say"),

@@ -9,6 +9,7 @@ from pegboard.config.schema import EngineConfig
 from pegboard.errors import ConfigError
 from pegboard.interfaces.pooler import Convert
 from pegboard.interfaces.weight_loader import Checkpoint
+from pegboard.plugins.defaults import implementations
 from pegboard.plugins.registry import Registry
 
 CONVERTED: Mapping[str, Convert] = {
@@ -36,7 +37,8 @@ def with_decoder(
     after its own names, and what takes the place of their head for text; None = nothing.
 
     An installed architecture of just this name comes first, and decides itself what it makes.
-    Raises ConfigError if `convert` rules out what is needed, or `runner` what is asked for.
+    If `model_impl` names other code, the names are those of it. Raises ConfigError if
+    `convert` or `model_impl` rules out what is needed.
     """
     installed = registry.names("model")
     names = checkpoint.architectures
@@ -56,6 +58,13 @@ def with_decoder(
         convert = engine.convert
     if convert is None and pools_anyway(engine, checkpoint):
         convert = "embed"
+    if others := implementations(engine.model_impl):
+        names = others[1:] if "vision_config" in checkpoint.config else others[:1]
+    elif engine.model_impl == "vllm" and not set(names) & set(installed):
+        raise ConfigError(
+            f"model_impl 'vllm': no installed model plugin has code of its own for {names[0]}; use "
+            "'auto' or 'transformers'"
+        )
     return replace(checkpoint, architectures=names), convert
 
 

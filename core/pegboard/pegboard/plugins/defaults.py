@@ -47,6 +47,12 @@ def default_name(kind: str) -> str | None:
     return name
 
 
+def implementations(name: str) -> tuple[str, ...]:
+    """Return the architectures that a value of `model_impl` stands for: of models of text, and of
+    models that also take images. () = none."""
+    return tuple(_defaults()["model_impl"].get(name, ()))
+
+
 def default_platforms() -> tuple[str, ...]:
     """Return the names of the platforms that come before all others of their sort."""
     return tuple(_defaults()["platforms"])

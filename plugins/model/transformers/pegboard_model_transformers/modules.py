@@ -152,7 +152,7 @@ class ModuleHead(Head):
         self.names = names
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        if self.embedding is None:
+        if self.embedding is None and not self.is_absent:
             self.build = replace(
                 self.build, path=self.names.module_path(self.build.path, available)
             )
@@ -160,8 +160,9 @@ class ModuleHead(Head):
 
     def bind(self) -> None:
         super().bind()
-        multiply = self.forward
-        self.forward = lambda hidden: multiply(hidden[0])[None]
+        if not self.is_absent:
+            multiply = self.forward
+            self.forward = lambda hidden: multiply(hidden[0])[None]
 
 
 class ModuleTensors(Layer):
