@@ -37,7 +37,7 @@ CEILINGS = {
     "layers": 1175,
     "ops": 430,
     "plan": 965,
-    "plugins": 1290,
+    "plugins": 1295,
     "worker": 3295,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
