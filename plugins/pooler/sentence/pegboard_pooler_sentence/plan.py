@@ -206,7 +206,8 @@ def declared_of(facts: PoolerFacts) -> Declared:
             Steps((of_config or default,)),
             class_activation(checkpoint.config),
             use_activation=not name.endswith(REWARDS),
-            is_of_tokens=name.endswith((TOKENS, REWARDS, STEPS)),
+            is_of_tokens=name.endswith((TOKENS, REWARDS, STEPS))
+            or "token_classifier" in facts.flags,
             token_pooling="STEP" if name.endswith(STEPS) else "ALL",
         )
     steps = read_steps(checkpoint)
