@@ -27,7 +27,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     numbers, or any number up to this one; None = all of them. head: what takes the place of a
     decoder's head for text: the paths of linear layers in the checkpoint, with ReLU between them,
     and one row for each of the labels in the last; () = nothing, which is what models of vectors
-    get; None = the model keeps its head. method: the plugin's own values.
+    get; None = the model keeps its head. sees_all: each token of a decoder attends to all of its
+    prompt, also to those after it; whole_prompts is then true. method: the plugin's own values.
     """
 
     pooler: str = ""
@@ -41,6 +42,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     use_activation: bool = True
     dimensions: tuple[int, ...] | int | None = None
     head: tuple[str, ...] | None = None
+    sees_all: bool = False
     method: Mapping[str, str] = {}
 
     @property

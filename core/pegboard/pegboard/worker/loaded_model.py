@@ -96,10 +96,20 @@ class LoadedModel:
         self.build = self._build(lora, layers, taps, target)
         if pooling is not None and pooling.head is not None:
             self.build = replace(self.build, has_text_head=False)
+        if pooling is not None and pooling.sees_all:
+            self.build = replace(self.build, sees_all=True)
         self.model: Any
         self.entry, self.model = self._model(
             checkpoint.architectures, checkpoint.config, self.build
         )
+        declared = self.build.declared
+        if self.build.sees_all and (
+            declared.states or not all(layer.encoder for layer in declared.attention.values())
+        ):
+            raise ConfigError(
+                f"{self.entry.id} has layers whose tokens cannot see those after them, but the "
+                "checkpoint's config has is_causal=false or use_bidirectional_attention"
+            )
         if self.build.stage.count > 1 and not self.build.declared.has_stack:
             raise ConfigError(
                 f"{self.entry.id} has no stack of layers to divide; use pipeline_parallel_size=1"
