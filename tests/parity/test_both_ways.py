@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from test_converted_models import results_of, write
 from test_pooling_parity import declare
 from test_token_results import normalized, states_of

@@ -20,10 +20,11 @@ class Attention(Layer):
     shares_kv_with.
 
     layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in
-    tokens, including the current one; with `Build.sees_all`, so many to each side. rope: if given, q and k are first rotated by the step's
-    rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at build.path. chunk, exact_keys,
-    encoder, encoder_tokens: see AttentionLayer; sees_items is that of the build. Each rank has its
-    share of the heads. distance_bias: of these heads, see AttentionLayer.
+    tokens, including the current one; with `Build.sees_all`, so many to each side, as transformers
+    counts. rope: if given, q and k are first rotated by the step's rotation. has_sinks: the
+    checkpoint has a tensor `sinks` [H] at build.path. chunk, exact_keys, encoder, encoder_tokens:
+    see AttentionLayer; sees_items is that of the build. Each rank has its share of the heads.
+    distance_bias: of these heads, see AttentionLayer.
     """
 
     def __init__(

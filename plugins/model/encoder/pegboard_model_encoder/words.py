@@ -1,5 +1,5 @@
-"""Heads of encoders that predict words under a mask, whose logits SPLADE makes vectors of (Formal et
-al. 2021)."""
+"""Heads of encoders that predict words under a mask. SPLADE makes vectors of their logits (Formal
+et al. 2021)."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ AT_ONCE = 256
 
 class WordPooling:
     """The largest value or the sum, over a prompt's tokens, of log(1 + x), where x is an activation
-    of the logits of words. It is a `Reduction`. activation: relu, or log1p_relu, which is the log of
-    1 + relu. how: MAX or SUM."""
+    of the logits of words. It is a `Reduction`. activation: relu, or log1p_relu, which is log(1 +
+    relu). how: MAX or SUM."""
 
     def __init__(self, activation: str, how: str) -> None:
         self._logs = 2 if activation == "log1p_relu" else 1
@@ -60,21 +60,21 @@ def pieces_of(step: PoolStep) -> Iterator[tuple[int, int, PoolStep]]:
         stop = min(start + AT_ONCE, total)
         first = int(np.searchsorted(starts, start, side="right")) - 1
         last = int(np.searchsorted(starts, stop, side="left"))
-        own = slice(first, last)
+        prompts = slice(first, last)
         bounds = slice(first, last + 1)
-        offsets = step.offsets[own] + np.maximum(start - starts[own], 0)
+        offsets = step.offsets[prompts] + np.maximum(start - starts[prompts], 0)
         yield (
             start,
             stop,
             replace(
                 step,
-                rows=step.rows[own],
+                rows=step.rows[prompts],
                 offsets=offsets,
                 starts=(starts[bounds].clip(start, stop) - start).astype(np.int32),
                 starts_on_device=step.starts_on_device[bounds].clamp(start, stop) - start,
-                ends=step.ends[own] & (starts[first + 1 : last + 1] <= stop),
+                ends=step.ends[prompts] & (starts[first + 1 : last + 1] <= stop),
                 last=None,
                 token_ids=step.token_ids[start:stop],
-                params=step.params[own],
+                params=step.params[prompts],
             ),
         )
