@@ -116,7 +116,7 @@ def check_classes(llm: LLM, model: Any, tokenizer: Any) -> None:
     for text, output in zip(TEXTS, outputs, strict=True):
         with torch.no_grad():
             true = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0]
-        assert (torch.tensor(output.outputs) - true).abs().max() < 1e-4
+        assert (torch.from_numpy(output.outputs.data) - true).abs().max() < 1e-4
 
 
 def is_recorded(llm: LLM) -> bool:
