@@ -45,7 +45,7 @@ def write_bert(folder: Path, kind: Any = transformers.BertModel) -> None:
 
 
 def vectors(llm: LLM) -> torch.Tensor:
-    """Return the vectors of the prompts: [prompts, 16]."""
+    """Return the vectors of the prompts: [prompts, size]."""
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     outputs = llm.embed(prompts, use_tqdm=False)
     return torch.tensor([output.outputs.embedding for output in outputs])
@@ -81,6 +81,20 @@ def test_vectors_of_a_bert(
         assert waits_of(gpu) == before
         assert gpu.downloads > downloads + 1
     assert [is_idle for _, is_idle in steps] == [True, False]
+
+
+def test_vectors_of_words(tmp_path: Path) -> None:
+    """SPLADE: the largest logits of a prompt's tokens."""
+    write_bert(tmp_path, transformers.BertForMaskedLM)
+    overrides = {"architectures": ["BertSpladeSparseEmbeddingModel"]}
+    settings: Any = {**SETTINGS, "hf_overrides": overrides, "max_num_seqs": 3}
+    with LLM(str(tmp_path), max_num_batched_tokens=16, **settings) as llm:
+        expected = vectors(llm)
+    assert expected.shape == (len(PROMPTS), 20)
+    with engine_on_fake_gpu(tmp_path, **settings) as (llm, gpu):
+        before = waits_of(gpu)
+        torch.testing.assert_close(vectors(llm), expected, rtol=1e-4, atol=1e-5)
+        assert waits_of(gpu) == before
 
 
 def test_classes_of_a_bert(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     get; None = the model keeps its head. max_embed_len: servers take texts of up to so many tokens
     for `embed`, in chunks of the model's length, and return the mean of their vectors; None = they
     do not. prompts: name → what is put before a text. prompt_name: the name for requests that give
-    none; None = nothing is. method: the plugin's own values.
+    none; None = nothing is. sees_all: each token of a decoder attends to all of its prompt, also to
+    those after it; whole_prompts is then true. method: the plugin's own values.
     """
 
     pooler: str = ""
@@ -47,6 +48,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     max_embed_len: int | None = None
     prompts: Mapping[str, str] = {}
     prompt_name: str | None = None
+    sees_all: bool = False
     method: Mapping[str, str] = {}
 
     @property

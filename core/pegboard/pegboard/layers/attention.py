@@ -20,10 +20,11 @@ class Attention(Layer):
     shares_kv_with.
 
     layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in
-    tokens, including the current one. rope: if given, q and k are first rotated by the step's
-    rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at build.path. chunk, exact_keys,
-    encoder, encoder_tokens: see AttentionLayer; sees_items is that of the build. Each rank has its
-    share of the heads. distance_bias: of these heads, see AttentionLayer.
+    tokens, including the current one; with `Build.sees_all`, so many to each side, as transformers
+    counts. rope: if given, q and k are first rotated by the step's rotation. has_sinks: the
+    checkpoint has a tensor `sinks` [H] at build.path. chunk, exact_keys, encoder, encoder_tokens:
+    see AttentionLayer; sees_items is that of the build. Each rank has its share of the heads.
+    distance_bias: of these heads, see AttentionLayer.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ class Attention(Layer):
             num_kv_heads=self.kv_heads[1] - self.kv_heads[0],
             head_dim=head_dim,
             scale=head_dim**-0.5 if scale is None else scale,
-            window=window,
+            window=2 * window if build.sees_all and window is not None else window,
             chunk=chunk,
             sinks=None if self.sinks is None else self.sinks.data,
             soft_cap=soft_cap,
             shares_kv_with=shares_kv_with,
             value_dim=value_dim,
             exact_keys=exact_keys,
-            encoder=encoder,
+            encoder=encoder or build.sees_all,
             distance_bias=distance_bias,
             encoder_tokens=encoder_tokens,
             sees_items=build.sees_items,

@@ -86,9 +86,9 @@ class Build:
     the names of the checkpoint's tensors. renamed: path → the path that the checkpoint has instead.
     models: builds another architecture (see `language_model`). is_language: the layers are those of
     a language model inside another model. sees_items: of attention layers (see
-    `AttentionLayer`). target: the module of the model that this one drafts for, whose layers are
-    its own; None = this is no draft model. has_text_head: whether the head that predicts tokens is
-    built."""
+    `AttentionLayer`). sees_all: all attention layers are bidirectional, as those of encoders.
+    target: the module of the model that this one drafts for, whose layers are its own; None = this
+    is no draft model. has_text_head: whether the head that predicts tokens is built."""
 
     dtype: str
     device: str
@@ -112,6 +112,7 @@ class Build:
     models: Callable[[Mapping[str, Any], Build], nn.Module] | None = None
     is_language: bool = False
     sees_items: bool = False
+    sees_all: bool = False
     target: Any = None
     has_text_head: bool = True
     declared: Declared = field(default_factory=Declared)

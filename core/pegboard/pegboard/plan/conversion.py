@@ -26,6 +26,8 @@ CONVERTED: Mapping[str, Convert] = {
 """How the name of an architecture ends → what its checkpoint is for. The first that fits counts."""
 TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """How the names of architectures end that generate text."""
+BOTH_WAYS = "Bidirectional"
+"""Before such an end, in the names of architectures whose tokens attend to all of the prompt."""
 SENTENCES = "modules.json"
 """The file that sentence-transformers writes."""
 
@@ -48,7 +50,8 @@ def with_decoder(
         if name in installed or end is None or name.endswith(TEXT):
             continue
         convert = CONVERTED[end]
-        names = (*names, *(name.removesuffix(end) + text for text in TEXT))
+        base = name.removesuffix(end).removesuffix(BOTH_WAYS)
+        names = (*names, *(base + text for text in TEXT))
     if convert is not None and engine.convert == "none":
         raise ConfigError(
             f"convert 'none': no installed model plugin serves {checkpoint.architectures[0]} "

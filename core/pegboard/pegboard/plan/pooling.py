@@ -122,8 +122,12 @@ def merged_pooling(params: PoolingParams, pooling: Pooling) -> PoolingParams:
             if pooling.makes == "classify"
             else "makes vectors and has no classes"
         )
-        if task in TOKEN_TASKS and task.removeprefix("token_") == pooling.makes:
-            does = "makes one result for a prompt, and none for its tokens"
+        if task.removeprefix("token_") == pooling.makes:
+            does = (
+                "makes one result for a prompt, and none for its tokens"
+                if task in TOKEN_TASKS
+                else f"makes a result for each token (task {pooling.task}), and none for the prompt"
+            )
         raise RequestError(f"this model {does}; it cannot {task}", parameter="task")
     for name in ("step_tag_id", "returned_token_ids"):
         if getattr(params, name) is not None and not (pooling.has_steps and task in TOKEN_TASKS):

@@ -4,7 +4,6 @@ stages."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -93,9 +92,7 @@ class LoadedModel:
         self.inputs: InputBuilder | None = None
         self.replaced: Checkpoint | None = None
         self.quantization = quantization
-        self.build = self._build(lora, layers, taps, target)
-        if pooling is not None and pooling.head is not None:
-            self.build = replace(self.build, has_text_head=False)
+        self.build = self._build(lora, layers, taps, target, pooling)
         self.model: Any
         self.entry, self.model = self._model(
             checkpoint.architectures, checkpoint.config, self.build
@@ -126,6 +123,7 @@ class LoadedModel:
         layers: range | None,
         taps: tuple[int, ...],
         target: Any,
+        pooling: Pooling | None,
     ) -> Build:
         config = self.setup.config
         checkpoint = self.checkpoint
@@ -151,6 +149,8 @@ class LoadedModel:
             stored=checkpoint.tensors.keys(),
             models=self._language_model,
             target=target,
+            has_text_head=pooling is None or pooling.head is None,
+            sees_all=pooling is not None and pooling.sees_all,
             lora_rows=lambda: self._adapter_rows(False),
             lora_head_rows=lambda: self._adapter_rows(True),
         )
@@ -215,6 +215,13 @@ class LoadedModel:
             raise ConfigError(
                 "the model has layers with states, which depend on all rows before; set "
                 "prefill_context_parallel_size to 1"
+            )
+        if self.build.sees_all and (
+            declared.states or not all(layer.encoder for layer in declared.attention.values())
+        ):
+            raise ConfigError(
+                f"{self.entry.id} has layers whose tokens cannot see those after them, but the "
+                "checkpoint's config has is_causal=false or use_bidirectional_attention=true"
             )
         need = AttentionNeed(
             platform=setup.platform_name,

@@ -33,6 +33,8 @@ class SelfAttention(nn.Module):
                 f"{build.path}: {model.num_heads} heads cannot share {sizes.num_kv_heads} heads of "
                 "keys equally"
             )
+        if model.alibi and build.sees_all:
+            raise ModelError(f"{build.path}: biases of scores need attention that is causal")
         self.build = build
         self.qkv = model.qkv(build, model, sizes.num_kv_heads)
         inner = model.num_heads * model.head_dim

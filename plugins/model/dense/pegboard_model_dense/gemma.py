@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pegboard.layers import read
+from pegboard.layers import Build, read
 from pegboard_model_dense.architecture import Architecture, LayerSizes
 from pegboard_model_dense.config import (
     BOTH_NORMS,
@@ -50,9 +50,13 @@ class Gemma3(Decoder):
     """Five of six layers have a window and their own rotary embedding. Queries and keys are
     normalized."""
 
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        if not build.sees_all:
+            refuse(config, {"use_bidirectional_attention": False})
+        super().__init__(config, build)
+
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
-        refuse(config, {"use_bidirectional_attention": False})
         model = gemma(
             {"rope_theta": 1_000_000.0, **config},
             names=BOTH_NORMS,
@@ -61,6 +65,8 @@ class Gemma3(Decoder):
         )
         every = read(config, "sliding_window_pattern", int) or 6
         window = read(config, "sliding_window", int) or 4096
+        if read(config, "use_bidirectional_attention", bool):
+            window //= 2  # to each side
         layers = windows_by_type(config, model, window, lambda i: (i + 1) % every == 0)
         layers = scaled_layers(config, layers)
         local = {"base": read(config, "rope_local_base_freq", float) or 10000.0, "scaling": {}}

@@ -285,28 +285,35 @@ class MPNet(Bert):
         return replace(sizes, first_position=2, has_distances=True)
 
 
-class Classifier(Bert):
-    """A head of two layers on the state of the first token: last(activation(first(x))). It also
-    reads pairs. Their token types are an input, if there are any."""
+class Headed(Bert):
+    """The part of models with classes below their head. It also reads pairs. Their token types are
+    an input, if there are any."""
 
     has_root = True
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(config, build)
+        if self.sizes(config).num_types > 1:
+            build.declared.inputs.append("token_types")
+
+    def embed(self, input_ids: Tensor, *types: Tensor) -> Tensor:
+        words = super().embed(input_ids)
+        return words + self.places.change(*types) if types else words
+
+
+class Classifier(Headed):
+    """A head of two layers on the state of the first token: last(activation(first(x)))."""
+
     first_name = "classifier.dense"
     last_name = "classifier.out_proj"
     between: Callable[[Tensor], Tensor] = staticmethod(torch.tanh)
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__(config, build)
-        sizes = self.sizes(config)
-        size = sizes.hidden_size
+        size = self.sizes(config).hidden_size
         labels = num_labels(config)
         self.first_layer = Linear(build.at(self.first_name), size, size, bias=True)
         self.last_layer = Linear(build.at(self.last_name), size, labels, bias=True)
-        if sizes.num_types > 1:
-            build.declared.inputs.append("token_types")
-
-    def embed(self, input_ids: Tensor, *types: Tensor) -> Tensor:
-        words = super().embed(input_ids)
-        return words + self.places.change(*types) if types else words
 
     def logits(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.last_layer(self.between(self.first_layer(hidden)))
@@ -330,6 +337,35 @@ class DistilBertClasses(Classifier, DistilBert):
     first_name = "pre_classifier"
     last_name = "classifier"
     between = staticmethod(functional.relu)
+
+
+class TokenClassifier(Headed):
+    """A head of one layer on the state of each token."""
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(config, build)
+        size = self.sizes(config).hidden_size
+        self.head = Linear(build.at("classifier"), size, num_labels(config), bias=True)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        values: Tensor = self.head(hidden)
+        return values.float()
+
+
+class BertTokens(TokenClassifier):
+    pass
+
+
+class RobertaTokens(TokenClassifier, Roberta):
+    pass
+
+
+class MPNetTokens(TokenClassifier, MPNet):
+    pass
+
+
+class DistilBertTokens(TokenClassifier, DistilBert):
+    pass
 
 
 def num_labels(config: Mapping[str, Any]) -> int:

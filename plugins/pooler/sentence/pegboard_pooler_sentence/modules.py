@@ -11,7 +11,7 @@ from pegboard.data.checkpoint_file import read_object, read_text
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint
 
-STEPS = ("Transformer", "Pooling", "Dense", "Normalize")
+STEPS = ("Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize")
 MODE = "pooling_mode_"
 TYPES = {
     "cls_token": "CLS",
@@ -21,6 +21,8 @@ TYPES = {
     "lasttoken": "LAST",
 }
 """How sentence-transformers names ways to pool, in the order in which it joins their vectors."""
+WORD_ACTIVATIONS = ("relu", "log1p_relu")
+"""What SPLADE makes of logits before the log of 1 + x."""
 DENSE_FILE = "model.safetensors"
 DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
 
@@ -28,11 +30,14 @@ DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
 @dataclass(frozen=True)
 class Steps:
     """pooling_types: of the vectors that are joined; () = the steps apply to each token. dense: the
-    file and the activation of each linear layer, in order. normalizes: the last step does."""
+    file and the activation of each linear layer, in order. normalizes: the last step does. words:
+    not the states are pooled, but log(1 + x) of this activation x of the logits of words; "" = the
+    states are."""
 
     pooling_types: tuple[str, ...] = ()
     dense: tuple[tuple[str, str], ...] = ()
     normalizes: bool = False
+    words: str = ""
 
 
 def read_steps(checkpoint: Checkpoint) -> Steps | None:
@@ -47,9 +52,11 @@ def read_steps(checkpoint: Checkpoint) -> Steps | None:
         raise ModelError(
             f"{path}: the step {unknown[0]!r:.80} is not supported; expected {', '.join(STEPS)}"
         )
-    order = [name for name in names if name in ("Pooling", "Dense")]
+    order = [name for name in names if name in ("Pooling", "Dense", "SpladePooling")]
     if order[1:].count("Pooling"):
         raise ModelError(f"{path}: the step Pooling must come once, before the steps Dense")
+    if "SpladePooling" in order and len(order) > 1:
+        raise ModelError(f"{path}: the step SpladePooling must come once, and without others")
     folders = {
         name: [
             str(module.get("path"))
@@ -58,6 +65,8 @@ def read_steps(checkpoint: Checkpoint) -> Steps | None:
         ]
         for name in STEPS
     }
+    if folders["SpladePooling"]:
+        return words(checkpoint, folders["SpladePooling"][0], "Normalize" in names)
     types = [pooling_types(checkpoint, folder) for folder in folders["Pooling"]]
     return Steps(
         pooling_types=types[0] if types else (),
@@ -99,6 +108,21 @@ def pooling_types(checkpoint: Checkpoint, folder: str) -> tuple[str, ...]:
             f"{', '.join(TYPES)}"
         )
     return tuple(TYPES[mode] for mode in TYPES if mode in modes)
+
+
+def words(checkpoint: Checkpoint, folder: str, normalizes: bool) -> Steps:
+    """Return what a step SpladePooling does."""
+    path = within(checkpoint, folder, "config.json")
+    config = read_object(path)
+    strategy = config.get("pooling_strategy", "max")
+    activation = config.get("activation_function", "relu")
+    for name, value, known in (
+        ("pooling_strategy", strategy, ("max", "sum")),
+        ("activation_function", activation, WORD_ACTIVATIONS),
+    ):
+        if value not in known:
+            raise ModelError(f"{path}: {name} is {value!r:.60}; expected {' or '.join(known)}")
+    return Steps((str(strategy).upper(),), normalizes=normalizes, words=str(activation))
 
 
 def dense(checkpoint: Checkpoint, folder: str) -> tuple[str, str]:

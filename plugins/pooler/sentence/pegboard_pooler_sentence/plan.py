@@ -13,6 +13,7 @@ import msgspec
 from pegboard.data.pooling_params import TOKEN_TASKS, Pooling, Task
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.pooler import PoolerFacts
+from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard_pooler_sentence.classes import (
     class_activation,
     class_tokens,
@@ -34,6 +35,13 @@ TOKENS = "ForTokenClassification"
 REWARDS = "ForRewardModel"
 STEPS = "ForProcessRewardModel"
 """How the names of architectures end whose heads are for each token. Rewards stay as they are."""
+BOTH_WAYS = "Bidirectional"
+"""In the names of NVIDIA's decoders whose tokens attend to all of the prompt."""
+BOTH_WAYS_POOLINGS = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
+"""How their configs name ways to pool."""
+SPLADE = "SpladeSparseEmbeddingModel"
+WORDS = ("ForMaskedLM", SPLADE)
+"""How the names of architectures end whose logits are those of words under a mask."""
 
 
 class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,18 +110,26 @@ def plan(facts: PoolerFacts) -> Pooling:
         method["activation"] = "softmax"
     token_task: Task = "token_classify" if is_classifier else "token_embed"
     default: Task = token_task if declared.is_of_tokens else declared.task
-    whole = "encoder" in facts.flags
+    both_ways = facts.convert is not None and sees_all(facts.checkpoint)
+    whole = both_ways or "encoder" in facts.flags
     types = declared.steps.pooling_types
     makes_vectors = bool(types) and "token_classifier" not in facts.flags
     tasks: list[Task] = [declared.task, token_task] if makes_vectors else [token_task]
     if "classifier" in facts.flags and "token_classifier" not in facts.flags:
         tasks = [declared.task]  # the head is for one state of a prompt
+    if declared.steps.words:
+        tasks = [declared.task]
     default = chosen.task or default
     if default not in tasks:
         raise ConfigError(
             f"pooler_config: this model does {' and '.join(tasks)}, and not {default}"
         )
     prompts, prompt_name = ({}, None) if is_classifier else sentence_prompts(facts.checkpoint)
+    head: tuple[str, ...] | None = None
+    if converts and not (tokens or columns):
+        head = head_of(facts.checkpoint)
+    elif not is_classifier and not declared.steps.words:
+        head = ()
     keeps = [] if types == (KEEPS_NOTHING,) else [declared.task]
     return Pooling(
         task=default,
@@ -130,7 +146,8 @@ def plan(facts: PoolerFacts) -> Pooling:
         prompt_name=prompt_name,
         use_activation=declared.use_activation,
         dimensions=None if is_classifier else dimensions_of(config),
-        head=head_of(facts.checkpoint) if converts and not (tokens or columns) else None,
+        head=head,
+        sees_all=both_ways,
         method=method,
     )
 
@@ -160,6 +177,10 @@ def with_choices(declared: Declared, chosen: PoolerConfig) -> Declared:
     whole = chosen.seq_pooling_type or (None if one in OF_TOKENS else one)
     of_tokens = chosen.tok_pooling_type or (one if one in OF_TOKENS else None)
     if whole is not None:
+        if declared.steps.words and whole != "MAX":
+            raise ConfigError(
+                f"pooler_config: pooling_type is {whole!r}; this model pools logits, by 'MAX'"
+            )
         declared = replace(
             declared, steps=replace(declared.steps, pooling_types=(whole,)), is_of_tokens=False
         )
@@ -179,6 +200,8 @@ def method_of(declared: Declared, chosen: PoolerConfig) -> dict[str, str]:
         "token_pooling": declared.token_pooling,
         "activation": declared.activation,
     }
+    if declared.steps.words:
+        method["words"] = declared.steps.words
     if declared.steps.dense:
         method["dense"] = json.dumps(declared.steps.dense)
     mean = chosen.logit_bias if chosen.logit_mean is None else chosen.logit_mean
@@ -209,10 +232,33 @@ def dimensions_of(config: Mapping[str, Any]) -> tuple[int, ...] | int | None:
     return size if config.get("is_matryoshka") and isinstance(size, int) else None
 
 
+def sees_all(checkpoint: Checkpoint) -> bool:
+    """Return whether each token of a decoder attends to all of its prompt."""
+    config = checkpoint.config
+    return (
+        config.get("is_causal") is False
+        or config.get("use_bidirectional_attention") is True
+        or BOTH_WAYS in checkpoint.architectures[0]
+    )
+
+
+def usual_pooling(facts: PoolerFacts) -> str:
+    """Return how a model pools if no file of sentence-transformers says so."""
+    if BOTH_WAYS not in facts.checkpoint.architectures[0]:
+        return "CLS" if "encoder" in facts.flags else KEEPS_NOTHING
+    named = facts.checkpoint.config.get("pooling", "avg")
+    if named not in BOTH_WAYS_POOLINGS:
+        raise ModelError(
+            f"{facts.checkpoint.path}: pooling is {named!r:.60}; expected "
+            f"{', '.join(BOTH_WAYS_POOLINGS)}"
+        )
+    return BOTH_WAYS_POOLINGS[named]
+
+
 def declared_of(facts: PoolerFacts) -> Declared:
     """Return what the flags of the model and its files say."""
     checkpoint = facts.checkpoint
-    default = "CLS" if "encoder" in facts.flags else KEEPS_NOTHING
+    default = usual_pooling(facts)
     if "classifier" in facts.flags or facts.convert == "classify":
         of_config = str(checkpoint.config.get("classifier_pooling", "")).upper()
         if of_config not in ("", "CLS", "MEAN"):
@@ -225,10 +271,19 @@ def declared_of(facts: PoolerFacts) -> Declared:
             Steps((of_config or default,)),
             class_activation(checkpoint.config),
             use_activation=not name.endswith(REWARDS),
-            is_of_tokens=name.endswith((TOKENS, REWARDS, STEPS)),
+            is_of_tokens=name.endswith((TOKENS, REWARDS, STEPS))
+            or "token_classifier" in facts.flags,
             token_pooling="STEP" if name.endswith(STEPS) else "ALL",
         )
+    name = checkpoint.architectures[0]
     steps = read_steps(checkpoint)
+    if steps is None and name.endswith(SPLADE):
+        steps = Steps(("MAX",), words="relu")
+    if steps is not None and steps.words and not name.endswith(WORDS):
+        raise ModelError(
+            f"{checkpoint.path}: the step SpladePooling needs the logits of words, and {name} has "
+            f"none; expected …{WORDS[0]}"
+        )
     if steps is None:
         return Declared(steps=Steps((default,)))
     return Declared(

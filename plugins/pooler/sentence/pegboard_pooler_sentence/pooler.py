@@ -15,6 +15,7 @@ from pegboard.interfaces.pooler import PoolerSetup, PoolStep
 from pegboard_pooler_sentence.dense import make_dense
 from pegboard_pooler_sentence.reduce import make_reduction
 from pegboard_pooler_sentence.tokens import Matrices
+from pegboard_pooler_sentence.words import WordPooling
 
 AT_ONCE = 256
 """The number of tokens whose classes are computed at once."""
@@ -31,7 +32,10 @@ class SentencePooler:
         self._activation = method["activation"]
         self._copies = setup.copies
         types = method["pooling_types"]
-        self._reductions = [make_reduction(name) for name in types.split(",") if name]
+        words = method.get("words")
+        self._words = WordPooling(words, types) if words else None
+        names = [name for name in types.split(",") if name and not words]
+        self._reductions = [make_reduction(name) for name in names]
         self._dense = make_dense(method.get("dense", "[]"))
         self._tokens = token_ids(setup)
         self._subtracts = bool(method.get("subtracts"))
@@ -46,6 +50,8 @@ class SentencePooler:
             self._matrices.remove(row)
             for reduction in self._reductions:
                 reduction.remove(row)
+            if self._words is not None:
+                self._words.remove(row)
 
     def pool(self, hidden: Tensor, step: PoolStep) -> Callable[[], list[np.ndarray]]:
         """See `Pooler.pool`."""
@@ -73,8 +79,11 @@ class SentencePooler:
 
     def _vectors(self, hidden: Tensor, step: PoolStep) -> Callable[[], np.ndarray]:
         """Return what reads the values [S, n] of the prompts that end."""
-        states = [reduction.reduce(hidden, step) for reduction in self._reductions]
-        pooled = states[0] if len(states) == 1 else torch.cat(states, 1)
+        if self._words is None:
+            states = [reduction.reduce(hidden, step) for reduction in self._reductions]
+            pooled = states[0] if len(states) == 1 else torch.cat(states, 1)
+        else:
+            pooled = self._words.reduce(hidden, step)
         if not len(pooled):
             return lambda: NONE
         values = self._values(pooled, step)

@@ -59,8 +59,8 @@ class First:
 
 
 class Sum:
-    """The sum of all states, divided by their number to the power of `power`: 1 = the mean. Sums
-    are in float32."""
+    """The sum of all states, divided by their number to the power of `power`: 1 = the mean, 0 = the
+    sum. Sums are in float32."""
 
     def __init__(self, power: float) -> None:
         self._power = power
@@ -133,6 +133,7 @@ def make_reduction(name: str) -> Reduction:
         "CLS": First(),
         "MEAN": Sum(1.0),
         "MEAN_SQRT": Sum(0.5),
+        "SUM": Sum(0.0),
         "MAX": Max(),
     }
     return makers[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,10 @@ def test_without_files_the_flags_decide(tmp_path: Path) -> None:
     plain = write(tmp_path, {}, {})
     made = plan(PoolerFacts(NONE, plain, {}))
     assert made == Pooling(
-        tasks=("token_embed",), from_start=("token_embed",), method=method("LAST", "normalize")
+        tasks=("token_embed",),
+        from_start=("token_embed",),
+        head=(),
+        method=method("LAST", "normalize"),
     )
     made = plan(PoolerFacts(frozenset({"encoder"}), plain, {}))
     assert made.method["pooling_types"] == "CLS" and made.whole_prompts and not made.from_start
@@ -120,6 +124,7 @@ def test_the_files_of_sentence_transformers(tmp_path: Path) -> None:
         max_length=77,
         use_activation=False,
         dimensions=4,
+        head=(),
         method=method("MEAN", "normalize"),
     )
 
@@ -296,3 +301,21 @@ def test_prompts_and_long_texts(tmp_path: Path) -> None:
     for setting in ({"max_embed_len": 900}, {"enable_chunked_processing": True}):
         with pytest.raises(ConfigError, match="enable_chunked_processing needs max_embed_len"):
             plan(PoolerFacts(NONE, write(tmp_path, {name: {}}, {}), setting))
+
+
+class TestWords(TestVectors):
+    pooling = Pooling(dimensions=6, method=method("MAX", "none", words="relu"))
+
+
+@pytest.mark.parametrize("how", ["MAX", "SUM"])
+def test_words_of_long_prompts(how: str) -> None:
+    """A prompt is longer than the logits that are computed at once. Others end in the middle."""
+    lengths = [200, 600, 3, 1]
+    hidden = torch.randn(sum(lengths), 4, generator=torch.Generator().manual_seed(1))
+    table = torch.randn(9, 4, generator=torch.Generator().manual_seed(2))
+    pooler = SentencePooler(None, PoolerSetup(Pooling(method=method(how, "none", words="relu"))))
+    step = replace(pool_step(lengths, [PoolingParams()] * 4), classify=lambda rows: rows @ table.T)
+    for vector, rows in zip(pooler.pool(hidden, step)(), hidden.split(lengths), strict=True):
+        values = (rows @ table.T).relu().log1p()
+        true = values.amax(0) if how == "MAX" else values.sum(0)
+        np.testing.assert_allclose(vector, true, rtol=1e-4, atol=1e-5)
