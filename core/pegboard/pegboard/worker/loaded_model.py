@@ -94,8 +94,9 @@ class LoadedModel:
         self.replaced: Checkpoint | None = None
         self.quantization = quantization
         self.build = self._build(lora, layers, taps, target)
-        if pooling is not None and pooling.head is not None:
-            self.build = replace(self.build, has_text_head=False)
+        if pooling is not None:  # its head computes other rows than those that a step samples
+            has_text_head = pooling.head is None
+            self.build = replace(self.build, has_text_head=has_text_head, lora_head_rows=None)
         self.model: Any
         self.entry, self.model = self._model(
             checkpoint.architectures, checkpoint.config, self.build
