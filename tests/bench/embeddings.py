@@ -9,7 +9,8 @@ times, and the medians of the ratios of the turns. Takes about four minutes with
 FOLDER has the packages of the peers, which no environment needs:
 
     pip install --target FOLDER --no-deps onnxruntime onnx onnxscript onnx-ir ml_dtypes openvino \\
-        openvino-telemetry sentence-transformers scikit-learn joblib threadpoolctl cloudpickle narwhals
+        openvino-telemetry sentence-transformers scikit-learn joblib threadpoolctl cloudpickle \\
+        narwhals
 
 vLLM needs an environment of its own (`bench.py --prepare-peers`). All compute in float32, except
 Pegboard's sides `int8` and `bfloat16`. Vectors that differ from Pegboard's end the run.
@@ -36,13 +37,15 @@ from side import Side, SideFailed
 from pegboard.config.sources import engine_settings
 from pegboard.plan.engine_plan import resolve
 
-WORDS = "the of and to in is that for it as was with be by on not he his".split()
+WORDS = tuple("the of and to in is that for it as was with be by on not he his".split())  # noqa: SIM905
 ONE = [" ".join(WORDS[:10])]
 OURS: Mapping[str, dict[str, str]] = {
     "pegboard": {"dtype": "float32"},
     "int8": {"dtype": "float32", "quantization": "rtn_int8"},
     "bfloat16": {"dtype": "bfloat16"},
 }
+VLLM = {"dtype": "float32", "gpu_memory_utilization": 0.3}
+"""The share of the host's memory is for a KV cache that the model does not use."""
 TURNS_OF_ONE = 20
 """Turns with one text for each turn with all of them."""
 LEAST_COSINE = {"int8": 0.99, "bfloat16": 0.999}
@@ -102,7 +105,7 @@ def start_sides(folder: str, chosen: argparse.Namespace) -> dict[str, Side]:
         for kind in ("sentence_transformers", "onnxruntime", "openvino"):
             asked[kind] = (kind, sys.executable, {}, {"PYTHONPATH": packages})
     if chosen.vllm:
-        asked["vllm"] = ("vllm", chosen.vllm, {"dtype": "float32"}, {"PYTHONPATH": ""})
+        asked["vllm"] = ("vllm", chosen.vllm, VLLM, {"PYTHONPATH": ""})
     for name, (kind, python, settings, environment) in asked.items():
         arguments = [kind, folder, json.dumps(settings)]
         try:

@@ -1,10 +1,10 @@
-"""A side of embeddings.py: side_embeddings.py KIND FOLDER SETTINGS makes vectors of the texts that it
-reads, with the model in FOLDER. SETTINGS: those of Pegboard and vLLM, as JSON.
+"""A side of embeddings.py: side_embeddings.py KIND FOLDER SETTINGS makes vectors of the texts that
+it reads, with the model in FOLDER. SETTINGS: those of Pegboard and vLLM, as JSON.
 
-The kinds `onnxruntime` and `openvino` run a graph of the model and its mean pooling in float32, which
-is exported with torch, as a careful user would run it: batches of texts of similar length, of the
-size that was the fastest in the first turn, and with OpenVINO as many requests at a time as there are
-cores, if that is faster.
+The kinds `onnxruntime` and `openvino` run a graph of the model and its mean pooling in float32,
+which is exported with torch, as a careful user would run it: batches of texts of similar length, of
+the size that was the fastest in the first turn, and with OpenVINO as many requests at a time as
+there are cores, if that is faster.
 """
 
 from __future__ import annotations
