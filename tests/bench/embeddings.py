@@ -4,7 +4,7 @@
 
 512 texts of 6 to 250 random words, then one text of ten words, by each program in turns, each in a
 process of its own; then one text over HTTP, in turns with Pegboard's model alone. Prints the median
-times, and the medians of the ratios of the turns. Takes about four minutes with all peers.
+times, and the medians of the ratios of the turns. Takes some minutes.
 
 FOLDER has the packages of the peers, which no environment needs:
 
