@@ -15,7 +15,6 @@ from pegboard.data.request import LoRARequest
 from pegboard.errors import ModelError, PegboardError
 from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSpec
 from pegboard.layers import Experts, Layer
-from pegboard.layers.build import WeightLayer
 from pegboard.layers.lora import AdapterSlots, Fitted, Weights
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
@@ -41,10 +40,8 @@ class Adapters:
         self._absent = tuple(f"{path}." for path in absent)
         self._experts = [layer for layer in layers if isinstance(layer, Experts)]
         adapters = [getattr(layer, "adapters", None) for layer in layers]
-        self._fixed = {
-            layer.build.path
-            for layer, each in zip(layers, adapters, strict=True)
-            if isinstance(layer, WeightLayer) and each is None
+        self._fixed = {layer.build.path for layer in layers} - {
+            layer.build.path for layer, each in zip(layers, adapters, strict=True) if each
         }
         self._slots = [slots for slots in adapters if isinstance(slots, AdapterSlots)]
         self._slots += [slots for layer in self._experts for slots in layer.adapters]
@@ -96,14 +93,12 @@ class Adapters:
         unknown = sorted(
             name for name in weights.keys() - known if not f"{name}.".startswith(self._absent)
         )
-        if fixed := sorted(self._fixed.intersection(unknown)):
-            raise ModelError(
-                f"it changes {', '.join(fixed[:5])}; heads for classes take no adapters, and "
-                "neither do encoders of images or sound"
-            )
         if unknown:
             raise ModelError(
                 f"it changes modules that this model does not have: {', '.join(unknown[:5])}"
+                if self._fixed.isdisjoint(unknown)
+                else f"it changes {', '.join(unknown[:5])}; heads for classes take no adapters, nor "
+                "do encoders of images or sound"
             )
         return digest, [slots.fitted(weights, scaling) for slots in self._slots]
 

@@ -80,8 +80,9 @@ class Pool(Ending):
             last=inputs.logits_index,
             token_ids=buffers.input_ids.array[: inputs.num_tokens],
             params=[self.params[row] for row in rows.tolist()],
-            classify=self._classified,
+            classify=self.stages.logits,
         )
+        buffers.has_adapters = False  # a head does not know which request has which state
         wait = self.pooler.pool(step.hidden[: inputs.num_tokens], pool_step)
         expect(wait, Callable, self.pooler, "pool")  # type: ignore[arg-type]
 
@@ -90,16 +91,6 @@ class Pool(Ending):
             return step.output
 
         return finish
-
-    def _classified(self, states: Tensor) -> Tensor:
-        """Return the values of classes of states [n, size], without adapters: which request has
-        which state is not known here."""
-        inputs = self.stages.inputs
-        has_adapters = inputs.has_adapters
-        inputs.has_adapters = False
-        values = self.stages.logits(states)
-        inputs.has_adapters = has_adapters
-        return values
 
 
 class Send(Ending):

@@ -95,8 +95,9 @@ class LoadedModel:
         self.quantization = quantization
         self.build = self._build(lora, layers, taps, target)
         if pooling is not None:  # its head computes other rows than those that a step samples
-            has_text_head = pooling.head is None
-            self.build = replace(self.build, has_text_head=has_text_head, lora_head_rows=None)
+            self.build = replace(
+                self.build, has_text_head=pooling.head is None, lora_head_rows=None
+            )
         self.model: Any
         self.entry, self.model = self._model(
             checkpoint.architectures, checkpoint.config, self.build
