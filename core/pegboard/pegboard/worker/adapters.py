@@ -97,8 +97,8 @@ class Adapters:
             raise ModelError(
                 f"it changes modules that this model does not have: {', '.join(unknown[:5])}"
                 if self._fixed.isdisjoint(unknown)
-                else f"it changes {', '.join(unknown[:5])}; heads for classes take no adapters, nor "
-                "do encoders of images or sound"
+                else f"it changes {', '.join(unknown[:5])}; heads for classes take no "
+                "adapters, and neither do encoders of images or sound"
             )
         return digest, [slots.fitted(weights, scaling) for slots in self._slots]
 
