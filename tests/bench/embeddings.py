@@ -68,7 +68,7 @@ class Server:
             try:
                 self.ask({"texts": ONE})
                 return
-            except OSError:
+            except (OSError, KeyError):  # an error, while the model is loaded
                 self.connection.close()
             if self.process.poll() is not None:
                 raise SideFailed(f"the server ended with status {self.process.returncode}")
