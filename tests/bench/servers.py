@@ -36,7 +36,7 @@ class Server:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - read on failure
         started = time.perf_counter()
         self.process = subprocess.Popen(
@@ -215,7 +215,7 @@ def _percentile(values: list[float], percent: int) -> float:
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,11 +1,14 @@
-"""all-MiniLM-L6-v2, the published weights: vectors are those of transformers, and questions find
-their answers."""
+"""all-MiniLM-L6-v2, the published weights: vectors are those of transformers, questions find their
+answers, and cosines of sentences rank them as people do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,6 +36,7 @@ ANSWERS = {
         "It translates the source code of a program into instructions for a machine."
     ),
 }
+PAIRS = Path(__file__).with_name("data") / "sentence_pairs.toml"
 TEXTS = [*ANSWERS, *ANSWERS.values(), "a", "naïve café 😀 日本", " ".join(ANSWERS.values()) * 2]
 
 
@@ -48,21 +52,29 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def vectors(folder: Path) -> Iterator[list[torch.Tensor]]:
+def encode(folder: Path) -> Callable[[Sequence[str]], torch.Tensor]:
     """What transformers and sentence-transformers' definition give: the mean of the last states,
-    divided by its length."""
+    divided by its length. texts → [n, width]."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        encoded = [
-            tokenizer(text, truncation=True, max_length=256, return_tensors="pt") for text in TEXTS
-        ]
-        yield [
-            torch.nn.functional.normalize(model(**each).last_hidden_state[0].mean(0), dim=0)
-            for each in encoded
-        ]
+
+    def vector(text: str) -> torch.Tensor:
+        encoded = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
+        mean = model(**encoded).last_hidden_state[0].mean(0)
+        return torch.nn.functional.normalize(mean, dim=0)
+
+    def vectors(texts: Sequence[str]) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.stack([vector(text) for text in texts])
+
+    return vectors
+
+
+@pytest.fixture(scope="module")
+def vectors(encode: Callable[[Sequence[str]], torch.Tensor]) -> torch.Tensor:
+    return encode(TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +86,7 @@ def vectors(folder: Path) -> Iterator[list[torch.Tensor]]:
     ],
 )
 def test_vectors_and_ranks(
-    settings: dict[str, str], least: float, folder: Path, vectors: list[torch.Tensor]
+    settings: dict[str, str], least: float, folder: Path, vectors: torch.Tensor
 ) -> None:
     with LLM(str(folder), **settings) as llm:
         outputs = llm.embed(
@@ -90,3 +102,56 @@ def test_vectors_and_ranks(
             assert max(range(len(scores)), key=scores.__getitem__) == place
         with pytest.raises(RequestError, match="max_model_len is 256"):
             llm.embed(" ".join(answers) * 3, use_tqdm=False)
+
+
+def ranks_of(values: Sequence[float]) -> np.ndarray:
+    """Return the rank of each value [n]. Equal values have the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return ranks
+
+
+def rank_correlation(vectors: np.ndarray, judgements: Sequence[float]) -> float:
+    """Return Spearman's correlation of the cosines of pairs with their judgements [n]. vectors:
+    [2n, width], each pair one after the other."""
+    cosines = (vectors[::2] * vectors[1::2]).sum(1)
+    return float(np.corrcoef(ranks_of(cosines), ranks_of(judgements))[0, 1])
+
+
+def test_ranks_of_equal_values() -> None:
+    assert ranks_of([3.0, 1.0, 3.0, 2.0, 3.0]).tolist() == [4, 1, 4, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [
+        ({"dtype": "float32"}, 1e-3),
+        ({"dtype": "bfloat16"}, 1e-2),
+        ({"dtype": "float32", "quantization": "rtn_int8"}, 1e-2),
+    ],
+    ids=["float32", "bfloat16", "int8"],
+)
+def test_sentences_are_as_similar_as_people_say(
+    settings: dict[str, str],
+    tolerance: float,
+    folder: Path,
+    encode: Callable[[Sequence[str]], torch.Tensor],
+) -> None:
+    """With the same correlation as sentence-transformers, if that is installed, else as its
+    definition in transformers."""
+    pairs = tomllib.loads(PAIRS.read_text("utf-8"))["pairs"]
+    judgements = [judgement for judgement, *_ in pairs]
+    texts = [text for _, *both in pairs for text in both]
+    if importlib.util.find_spec("sentence_transformers") is not None:
+        from sentence_transformers import SentenceTransformer
+
+        vectors = SentenceTransformer(str(folder), device="cpu").encode(texts)
+        true = rank_correlation(vectors, judgements)
+    else:
+        true = rank_correlation(encode(texts).numpy(), judgements)
+    with LLM(str(folder), **settings) as llm:
+        outputs = llm.embed(texts, use_tqdm=False)
+    own = np.array([output.outputs.embedding for output in outputs])
+    correlation = rank_correlation(own, judgements)
+    assert abs(correlation - true) < tolerance
+    assert correlation > 0.7

@@ -81,9 +81,10 @@ class Build:
     the depths at which the model hands out its hidden states. attention: layer index → its bound
     attention or states, which core adds before `bind`. lora_rows: returns which tokens of the step
     use which adapter, or None if none do; lora_head_rows: the same for the rows of the output head.
-    None if LoRA is off. tensor: the ranks that divide each layer. stage: the part of the stack that
-    is built. engines: those that share out experts; None = each engine has all of them. stored:
-    the names of the checkpoint's tensors. renamed: path → the path that the checkpoint has instead.
+    None if LoRA is off, and the second for a head that takes no adapters. tensor: the ranks that
+    divide each layer. stage: the part of the stack that is built. engines: those that share out
+    experts; None = each engine has all of them. stored: the names of the checkpoint's tensors.
+    renamed: path → the path that the checkpoint has instead.
     models: builds another architecture (see `language_model`). is_language: the layers are those of
     a language model inside another model. sees_items: of attention layers (see
     `AttentionLayer`). sees_all: all attention layers are bidirectional, as those of encoders.
@@ -133,7 +134,11 @@ class Build:
     def alone(self) -> Build:
         """Return the same build for a part that takes no adapters, and that each rank has as a
         whole."""
-        return replace(self, lora=None, lora_rows=None, lora_head_rows=None, tensor=ALONE)
+        return replace(self.without_adapters(), tensor=ALONE)
+
+    def without_adapters(self) -> Build:
+        """Return the same build for a part that takes no adapters."""
+        return replace(self, lora=None, lora_rows=None, lora_head_rows=None)
 
     def language_model(self, config: Mapping[str, Any]) -> nn.Module:
         """Build a model of the architecture that this config names, from any plugin. Raises

@@ -17,7 +17,8 @@ from pegboard.layers.linear import Linear
 class ClassHead(nn.Module):
     """[N, width] → [N, num_classes] float32. paths: of its linear layers in the checkpoint, in
     order. ReLU is between them, and all but the last keep the width. A layer has a bias if the
-    checkpoint has one. build: of a model whose layers are all declared. Raises ConfigError if that
+    checkpoint has one. No adapter changes it, because it also computes other rows than those that
+    a step samples. build: of a model whose layers are all declared. Raises ConfigError if that
     has no head for text."""
 
     def __init__(self, build: Build, paths: Sequence[str], num_classes: int) -> None:
@@ -26,7 +27,7 @@ class ClassHead(nn.Module):
         if replaced is None:
             raise ConfigError("the model has no head for text that classes could replace")
         width = replaced.width
-        build = replace(build, has_text_head=True)
+        build = replace(build, has_text_head=True).without_adapters()
         *inner, last = [(build.at(path), f"{path}.bias" in build.stored) for path in paths]
         self.inner = [Linear(at.alone(), width, width, bias=bias) for at, bias in inner]
         self.last = Head(last[0], num_classes, width, bias=last[1])

@@ -119,7 +119,7 @@ class Head(WeightLayer):
 
         if self.bias is not None:
             multiply = with_bias(multiply, self.bias.data)
-        if self.build.lora is not None:
+        if self.build.lora_head_rows is not None and self.build.lora is not None:
             self.adapters = self.adapters or AdapterSlots(
                 self.build, [self._part(self.build.path)], self.width, self.build.lora_head_rows
             )

@@ -40,6 +40,9 @@ class Adapters:
         self._absent = tuple(f"{path}." for path in absent)
         self._experts = [layer for layer in layers if isinstance(layer, Experts)]
         adapters = [getattr(layer, "adapters", None) for layer in layers]
+        self._fixed = {layer.build.path for layer in layers} - {
+            layer.build.path for layer, each in zip(layers, adapters, strict=True) if each
+        }
         self._slots = [slots for slots in adapters if isinstance(slots, AdapterSlots)]
         self._slots += [slots for layer in self._experts for slots in layer.adapters]
         self._read = read
@@ -93,6 +96,9 @@ class Adapters:
         if unknown:
             raise ModelError(
                 f"it changes modules that this model does not have: {', '.join(unknown[:5])}"
+                if self._fixed.isdisjoint(unknown)
+                else f"it changes {', '.join(unknown[:5])}; heads for classes take no "
+                "adapters, and neither do encoders of images or sound"
             )
         return digest, [slots.fitted(weights, scaling) for slots in self._slots]
 

@@ -82,6 +82,7 @@ class Pool(Ending):
             params=[self.params[row] for row in rows.tolist()],
             classify=self.stages.logits,
         )
+        buffers.has_adapters = False  # a head does not know which request has which state
         wait = self.pooler.pool(step.hidden[: inputs.num_tokens], pool_step)
         expect(wait, Callable, self.pooler, "pool")  # type: ignore[arg-type]
 

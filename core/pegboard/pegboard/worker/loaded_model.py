@@ -152,7 +152,8 @@ class LoadedModel:
             has_text_head=pooling is None or pooling.head is None,
             sees_all=pooling is not None and pooling.sees_all,
             lora_rows=lambda: self._adapter_rows(False),
-            lora_head_rows=lambda: self._adapter_rows(True),
+            # the head of a model that pools computes other rows than those that a step samples
+            lora_head_rows=None if pooling is not None else lambda: self._adapter_rows(True),
         )
 
     def _language_model(self, config: Mapping[str, Any], build: Build) -> Any:

@@ -312,8 +312,12 @@ class Classifier(Headed):
         super().__init__(config, build)
         size = self.sizes(config).hidden_size
         labels = num_labels(config)
-        self.first_layer = Linear(build.at(self.first_name), size, size, bias=True)
-        self.last_layer = Linear(build.at(self.last_name), size, labels, bias=True)
+        self.first_layer = Linear(
+            build.without_adapters().at(self.first_name), size, size, bias=True
+        )
+        self.last_layer = Linear(
+            build.without_adapters().at(self.last_name), size, labels, bias=True
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.last_layer(self.between(self.first_layer(hidden)))
@@ -345,7 +349,9 @@ class TokenClassifier(Headed):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__(config, build)
         size = self.sizes(config).hidden_size
-        self.head = Linear(build.at("classifier"), size, num_labels(config), bias=True)
+        self.head = Linear(
+            build.without_adapters().at("classifier"), size, num_labels(config), bias=True
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.head(hidden)

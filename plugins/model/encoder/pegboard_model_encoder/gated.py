@@ -160,8 +160,12 @@ class Classifier(Gated):
     def __init__(self, config: Mapping[str, Any], build: Build, family: Family) -> None:
         super().__init__(config, build, family)
         size = self.sizes.hidden_size
-        self.first_layer = Linear(self.root.at("pooler.dense"), size, size, bias=True)
-        self.last_layer = Linear(build.at("classifier"), size, num_labels(config), bias=True)
+        self.first_layer = Linear(
+            self.root.without_adapters().at("pooler.dense"), size, size, bias=True
+        )
+        self.last_layer = Linear(
+            build.without_adapters().at("classifier"), size, num_labels(config), bias=True
+        )
         if self.sizes.num_types > 1:
             build.declared.inputs.append("token_types")
 

@@ -166,9 +166,11 @@ class ModernBertClasses(ModernBert):
         size = self.sizes.hidden_size
         bias = flag_of(config, "classifier_bias", False)
         self.between = activation_of(read(config, "classifier_activation", str) or "gelu")
-        self.first_layer = Linear(build.at("head.dense"), size, size, bias=bias)
+        self.first_layer = Linear(build.without_adapters().at("head.dense"), size, size, bias=bias)
         self.head_norm = self.sizes.norm(build.at("head.norm"))
-        self.last_layer = Linear(build.at("classifier"), size, num_labels(config), bias=True)
+        self.last_layer = Linear(
+            build.without_adapters().at("classifier"), size, num_labels(config), bias=True
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         values = self.head_norm(self.between(self.first_layer(hidden)))

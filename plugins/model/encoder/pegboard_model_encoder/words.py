@@ -4,7 +4,6 @@ et al. 2021)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -66,7 +65,7 @@ class WordHead(nn.Module):
         super().__init__()
         dense, norm_path, words = paths
         vocab_size = size_of(config, "vocab_size")
-        plain = replace(build, lora=None, lora_rows=None, lora_head_rows=None)
+        plain = build.without_adapters()
         self.dense = Linear(plain.at(dense), size, size, bias=has_dense_bias)
         self.activation = activation_of(activation)
         self.norm = norm(plain.at(norm_path))

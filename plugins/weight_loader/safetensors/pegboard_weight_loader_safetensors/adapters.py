@@ -10,7 +10,7 @@ base model, as ….base_layer.weight. They are not read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,13 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str,
     if checkpoint.rope_style == "pairs":
         config = checkpoint.config.get("text_config", checkpoint.config)
         pairs = {name: (a, _in_pairs(name, b, config)) for name, (a, b) in pairs.items()}
+    factor = 1.0
     if len(set(factors.values())) == 1:
-        return next(iter(factors.values())), pairs
-    return 1.0, {name: (a, b.float() * factors[name]) for name, (a, b) in pairs.items()}
+        factor = next(iter(factors.values()))
+    else:
+        pairs = {name: (a, b.float() * factors[name]) for name, (a, b) in pairs.items()}
+    first = _missing_part(pairs, checkpoint)
+    return factor, {first + name: pair for name, pair in pairs.items()}
 
 
 def _factor(
@@ -112,6 +116,17 @@ def _names(path: Path, checkpoint: Checkpoint) -> dict[str, tuple[TensorEntry, T
     if not pairs:
         raise ModelError(f"{path} has no tensors")
     return {module: (pair[0], pair[1]) for module, pair in pairs.items()}
+
+
+def _missing_part(modules: Collection[str], checkpoint: Checkpoint) -> str:
+    """Return what the modules' names lack: those of an adapter for a model without a head may lack
+    the first part. "" = nothing, or it is not certain."""
+    known = {name.rpartition(".")[0] for name in checkpoint.tensors}
+    if not known.isdisjoint(modules):
+        return ""
+    parts = {name.partition(".")[0] for name in known}
+    fits = [part for part in parts if any(f"{part}.{name}" in known for name in modules)]
+    return f"{fits[0]}." if len(fits) == 1 else ""
 
 
 def _is_of_base(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> bool:
