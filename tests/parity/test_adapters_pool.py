@@ -184,3 +184,15 @@ def test_a_head_takes_no_adapter(tmp_path: Path) -> None:
             (output,) = llm.encode([[5, 6]], lora_request=lora, use_tqdm=False)
         true = normalized(states_of(Reference(tmp_path, models[1]), [5, 6])[-1])
         assert (torch.from_numpy(output.outputs.data) - true).abs().max() < 1e-4
+
+
+def test_a_head_of_an_encoder_takes_no_adapter(
+    write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM], tmp_path: Path
+) -> None:
+    folder, model, _ = write_encoder("Bert", "ForSequenceClassification")
+    write_adapters(tmp_path, model, ("attention.self.query", "classifier"))
+    with (
+        open_encoder(folder, **LORA) as llm,
+        pytest.raises(RequestError, match="it changes classifier; heads for classes take no"),
+    ):
+        llm.llm_engine.add_lora(requests_of(tmp_path, 2)[1])

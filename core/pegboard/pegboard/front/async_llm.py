@@ -287,8 +287,9 @@ class AsyncLLM(AsyncControls, Connected):
         **options: Any,
     ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
         """Yield what the model makes of a prompt, once. options: see `generate`, which it calls."""
-        params = pooling_params or PoolingParams()
-        async for output in self.generate(prompt, params, request_id, **options):
+        async for output in self.generate(
+            prompt, pooling_params or PoolingParams(), request_id, **options
+        ):
             if output.embedding_shape is not None:
                 yield PoolingRequestOutput(
                     output.request_id,
