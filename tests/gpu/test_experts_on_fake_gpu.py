@@ -104,6 +104,7 @@ def test_experts_are_captured(model: Path) -> None:
         assert gpu.replays - before[2] >= 4, "each decode, and the head for prompts"
 
 
+@pytest.mark.slow
 def test_adapters_are_captured(model: Path, adapters: list[LoRARequest]) -> None:
     """The same recordings serve steps with other adapters, and others those without any."""
     one, two = adapters

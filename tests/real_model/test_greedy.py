@@ -151,7 +151,10 @@ def test_one_by_one_as_together(llm: LLM, outputs: list[Any]) -> None:
             "enable_prefix_caching": False,
         },
         {"tensor_parallel_size": 2, "max_num_batched_tokens": 64},
-        {"pipeline_parallel_size": 2, "max_num_batched_tokens": 64},
+        pytest.param(
+            {"pipeline_parallel_size": 2, "max_num_batched_tokens": 64},
+            marks=pytest.mark.slow,  # test_stages.py covers it
+        ),
     ],
     ids=[
         "preempted",

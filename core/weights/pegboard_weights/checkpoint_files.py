@@ -35,7 +35,7 @@ MAX_INDEX_BYTES = 64 * 1024 * 1024
 BASE_MODELS = {
     "embed_in.": "gpt_neox.",
     "embeddings.weight": "backbone.",
-    "decoder.layers.0.": "model.",
+    "decoder.embed_tokens.": "model.",
     "layers.0.": "model.",
     "h.0.": "transformer.",
 }

@@ -78,16 +78,21 @@ def is_difference(config: Mapping[str, Any], tokens: Sequence[str]) -> bool:
     return bool(method == TWO_WAY)
 
 
-def head_of(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the paths of the layers that make classes of a decoder's states."""
+def stored_head(checkpoint: Checkpoint) -> tuple[str, ...] | None:
+    """Return the paths of the layers that make classes of a decoder's states, or None if the
+    checkpoint has none."""
     tensors = checkpoint.tensors
-    for paths in HEADS:
-        if f"{paths[-1]}.weight" in tensors:
-            return paths
-    if tensors:
+    return next((paths for paths in HEADS if f"{paths[-1]}.weight" in tensors), None)
+
+
+def head_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the paths of the layers that make classes of a decoder's states. Raises ModelError if
+    there are none. Without an index of tensors (random weights), it is the most common head."""
+    head = stored_head(checkpoint)
+    if head is None and checkpoint.tensors:
         raise ModelError(
             f"{checkpoint.path} has no head for classes; expected a tensor score.weight. For "
             "scores that are logits of tokens, name these: --hf-overrides.classifier_from_token "
             '\'["no", "yes"]\''
         )
-    return HEADS[0]
+    return head or HEADS[0]

@@ -20,6 +20,7 @@ from pegboard_pooler_sentence.classes import (
     head_of,
     is_difference,
     labels,
+    stored_head,
 )
 from pegboard_pooler_sentence.modules import (
     Steps,
@@ -94,7 +95,9 @@ def plan(facts: PoolerFacts) -> Pooling:
     is_classifier = declared.task == "classify"
     converts = facts.convert == "classify"
     tokens = class_tokens(config) if converts else ()
-    columns = chosen.returned_token_ids if converts and not tokens else None
+    columns = None
+    if converts and not tokens and stored_head(facts.checkpoint) is None:
+        columns = chosen.returned_token_ids
     names = labels(config)
     method = method_of(declared, chosen)
     if tokens:
@@ -108,17 +111,13 @@ def plan(facts: PoolerFacts) -> Pooling:
         names = tuple(f"LABEL_{token_id}" for token_id in columns)
         method["token_ids"] = method.pop("returned_token_ids")
         method["activation"] = "softmax"
+    check_choices(chosen, (len(names) if columns is None else None) if is_classifier else 0)
     token_task: Task = "token_classify" if is_classifier else "token_embed"
     default: Task = token_task if declared.is_of_tokens else declared.task
     both_ways = facts.convert is not None and sees_all(facts.checkpoint)
     whole = both_ways or "encoder" in facts.flags
     types = declared.steps.pooling_types
-    makes_vectors = bool(types) and "token_classifier" not in facts.flags
-    tasks: list[Task] = [declared.task, token_task] if makes_vectors else [token_task]
-    if "classifier" in facts.flags and "token_classifier" not in facts.flags:
-        tasks = [declared.task]  # the head is for one state of a prompt
-    if declared.steps.words:
-        tasks = [declared.task]
+    tasks = tasks_of(facts.flags, declared, token_task)
     default = chosen.task or default
     if default not in tasks:
         raise ConfigError(
@@ -152,6 +151,15 @@ def plan(facts: PoolerFacts) -> Pooling:
     )
 
 
+def tasks_of(flags: frozenset[str], declared: Declared, token_task: Task) -> list[Task]:
+    """Return what requests may ask for."""
+    if "token_classifier" in flags or not declared.steps.pooling_types:
+        return [token_task]
+    if "classifier" in flags or declared.steps.words:
+        return [declared.task]  # the head is for one state of a prompt
+    return [declared.task, token_task]
+
+
 def read_config(given: Mapping[str, Any]) -> PoolerConfig:
     try:
         chosen = msgspec.convert(dict(given), PoolerConfig)
@@ -169,6 +177,21 @@ def read_config(given: Mapping[str, Any]) -> PoolerConfig:
     if chosen.max_embed_len is not None and chosen.max_embed_len < 1:
         raise ConfigError("pooler_config: max_embed_len must be at least 1")
     return chosen
+
+
+def check_choices(chosen: PoolerConfig, num_classes: int | None) -> None:
+    """Raise ConfigError for values that do not fit what the model makes. num_classes: 0 = it makes
+    vectors; None = any token can be a class."""
+    if chosen.dimensions is not None and (num_classes != 0 or chosen.dimensions < 1):
+        raise ConfigError(
+            f"pooler_config: dimensions={chosen.dimensions}; expected at least 1, and a model that "
+            "makes vectors"
+        )
+    ids = chosen.returned_token_ids or []
+    if ids and num_classes is not None and not 0 <= min(ids) <= max(ids) < num_classes:
+        raise ConfigError(
+            f"pooler_config: returned_token_ids={ids}, and the model has {num_classes} classes"
+        )
 
 
 def with_choices(declared: Declared, chosen: PoolerConfig) -> Declared:

@@ -142,6 +142,8 @@ def test_the_setting_wins_over_the_files(tmp_path: Path) -> None:
         {"task": "classify"},
         {"logit_sigma": 0},
         {"logit_bias": 1, "logit_mean": 1},
+        {"dimensions": 0},
+        {"returned_token_ids": [0]},
     ):
         with pytest.raises(ConfigError, match="pooler_config"):
             plan(PoolerFacts(NONE, write(tmp_path, {}, {}), wrong))
@@ -286,6 +288,25 @@ def test_names_of_classes() -> None:
 def test_the_plan_needs_no_torch() -> None:
     code = "import sys, pegboard_pooler_sentence.plan; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"returned_token_ids": [2]}, "the model has 2 classes"),
+        ({"returned_token_ids": [-1]}, "the model has 2 classes"),
+        ({"dimensions": 2}, "a model that makes vectors"),
+    ],
+)
+def test_settings_that_do_not_fit_a_head_for_classes(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    checkpoint = replace(write(tmp_path, {}, {}), tensors={"score.weight": None})  # type: ignore[dict-item]
+    facts = PoolerFacts(NONE, checkpoint, {"pooling_type": "STEP", **config}, "classify")
+    with pytest.raises(ConfigError, match=message):
+        plan(facts)
+    kept = plan(replace(facts, config={"pooling_type": "STEP", "returned_token_ids": [1]}))
+    assert kept.head == ("score",) and kept.method["returned_token_ids"] == "[1]"
 
 
 def test_prompts_and_long_texts(tmp_path: Path) -> None:
