@@ -109,6 +109,7 @@ def test_one_of_two_engines_is_killed(start_server: StartServer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_two_engines_of_two_ranks(server: Server, start_server: StartServer) -> None:
     """Each engine has its own ranks. A rank that is killed ends everything."""
     four = start_server(*TWO, "--tensor-parallel-size", "2")
