@@ -107,15 +107,14 @@ def exported(folder: str) -> Path:
 
     path = Path(tempfile.mkdtemp(prefix="pegboard-bench-")) / "model.onnx"
     example = torch.ones(2, 7, dtype=torch.int64)
-    dynamic = {0: torch.export.Dim("count"), 1: torch.export.Dim("length", max=LONGEST)}
+    dynamic = {0: "count", 1: "length"}
     torch.onnx.export(
-        Sentences(),
+        Sentences().eval(),
         (example, example),
         path,
         input_names=["ids", "mask"],
-        dynamic_shapes=(dynamic, dynamic),
-        dynamo=True,
-        verbose=False,
+        dynamic_axes={"ids": dynamic, "mask": dynamic},
+        dynamo=False,  # the newer way exports another computation
     )
     return path
 

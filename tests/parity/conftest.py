@@ -15,6 +15,7 @@ from pegboard.errors import ConfigError, ModelError
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from tiny_encoders import make_encoder, open_encoder
 from tiny_models import (
     SIZES,
     VOCAB_SIZE,
@@ -48,6 +49,17 @@ def write(tmp_path: Path) -> Callable[..., Reference]:
         return Reference(tmp_path / folder, model)
 
     return make
+
+
+@pytest.fixture
+def write_encoder(tmp_path: Path) -> Callable[..., tuple[Path, Any, Any]]:
+    """write_encoder(architecture, head, **config) → its folder, the model and its tokenizer."""
+    return lambda *names, **values: make_encoder(tmp_path / "model", *names, **values)
+
+
+@pytest.fixture(name="open_encoder")
+def open_encoder_fixture() -> Callable[..., LLM]:
+    return open_encoder
 
 
 @pytest.fixture

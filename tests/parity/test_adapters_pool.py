@@ -13,15 +13,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from test_converted_models import LIMITS, write
-from test_encoder_parity import TEXTS, open_encoder, write_encoder
 from test_token_results import normalized, states_of
+from tiny_encoders import TEXTS
 from tiny_media import make_tokenizer
 from tiny_models import Reference, open_llm, random_prompts
 
 from pegboard import LLM, LoRARequest, PoolingParams
 from pegboard.errors import RequestError
 
-__all__ = ["open_encoder", "write_encoder"]
 RANKS = (3, 8)
 ALPHA = 6
 LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}

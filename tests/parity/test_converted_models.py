@@ -84,7 +84,7 @@ def true_of(reference: Reference, prompt: list[int]) -> torch.Tensor:
 
 
 def results_of(llm: LLM, prompts: list[list[int]]) -> list[torch.Tensor]:
-    if llm.llm_engine.plan.task[0] == "classify":
+    if llm.llm_engine.plan.pooling.makes == "classify":
         classes = llm.classify(prompts, use_tqdm=False)
         return [torch.tensor(output.outputs.probs) for output in classes]
     vectors = llm.embed(prompts, use_tqdm=False)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_encoder_parity import open_encoder, write_encoder  # noqa: F401
 
 from pegboard import LLM
 
@@ -35,8 +34,8 @@ LINES = [
 
 @pytest.mark.slow  # two engines; tests/clients/test_pooling_clients.py has a fake one
 def test_a_batch_of_vectors_and_scores(
-    write_encoder: Callable[..., Any],  # noqa: F811
-    open_encoder: Callable[..., LLM],  # noqa: F811
+    write_encoder: Callable[..., Any],
+    open_encoder: Callable[..., LLM],
     tmp_path: Path,
 ) -> None:
     folder, *_ = write_encoder("Bert")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from test_encoder_parity import TEXTS, VOCAB_SIZE, states, write_tokenizer
+from test_encoder_parity import states
+from tiny_encoders import TEXTS, VOCAB_SIZE, write_tokenizer
 
 from pegboard import LLM, PoolingParams
 from pegboard.errors import PegboardError
@@ -91,13 +92,6 @@ def write(tmp_path: Path) -> Callable[..., tuple[Path, Any, Any]]:
         return folder, model, write_tokenizer(folder, is_roberta=False)
 
     return make
-
-
-@pytest.fixture
-def open_encoder() -> Callable[..., LLM]:
-    return lambda folder, **more: LLM(
-        str(folder), dtype="float32", **{"max_num_batched_tokens": 80, "max_num_seqs": 3, **more}
-    )
 
 
 def check_vectors(llm: LLM, model: Any, tokenizer: Any, texts: list[str] = TEXTS) -> None:

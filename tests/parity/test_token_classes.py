@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_encoder_parity import ARCHITECTURES, TEXTS
-from test_encoder_parity import open_encoder as open_encoder
-from test_encoder_parity import write_encoder as write_encoder
 from test_rotated_encoder_parity import write as write
+from tiny_encoders import ARCHITECTURES, TEXTS
 from tiny_models import nightly
 
 from pegboard import LLM, PoolingParams
@@ -36,7 +34,7 @@ def test_classes_of_tokens(
         (alone,) = llm.reward(
             TEXTS[4], pooling_params=PoolingParams(use_activation=False), use_tqdm=False
         )
-        assert llm.llm_engine.plan.task == ("classify", ("LABEL_0", "LABEL_1", "LABEL_2"))
+        assert llm.llm_engine.plan.pooling.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
         message = r"makes a result for each token \(task token_classify\), and none for the prompt"
         with pytest.raises(RequestError, match=message):
             llm.classify(TEXTS[0], use_tqdm=False)

@@ -107,7 +107,7 @@ def test_classes_of_tokens(architecture: str, tmp_path: Path) -> None:
     with open_llm(tmp_path, **LIMITS) as llm:
         outputs = llm.encode(prompts, use_tqdm=False)
         rewards = llm.reward(prompts, pooling_params=PoolingParams(use_activation=False))
-        assert llm.llm_engine.plan.task[1] == tuple(f"LABEL_{i}" for i in range(LABELS))
+        assert llm.llm_engine.plan.pooling.labels == tuple(f"LABEL_{i}" for i in range(LABELS))
     for prompt, output, plain in zip(prompts, outputs, rewards, strict=True):
         with torch.no_grad():
             true = reference.model(torch.tensor([prompt])).logits[0]

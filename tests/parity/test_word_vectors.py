@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_encoder_parity import ARCHITECTURES, TEXTS, VOCAB_SIZE, states
-from test_encoder_parity import open_encoder as open_encoder
-from test_encoder_parity import write_encoder as write_encoder
+from test_encoder_parity import states
 from test_rotated_encoder_parity import write as write
+from tiny_encoders import ARCHITECTURES, TEXTS, VOCAB_SIZE
 from tiny_models import nightly
 
 from pegboard import LLM, PoolingParams

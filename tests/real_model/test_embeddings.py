@@ -1,5 +1,5 @@
 """all-MiniLM-L6-v2, the published weights: vectors are those of transformers, questions find their
-answers, and cosines of sentences rank them as people do."""
+answers, and cosines rank pairs of sentences as a list of scores does."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_ranks_of_equal_values() -> None:
     ],
     ids=["float32", "bfloat16", "int8"],
 )
-def test_sentences_are_as_similar_as_people_say(
+def test_sentences_are_as_similar_as_the_reference_says(
     settings: dict[str, str],
     tolerance: float,
     folder: Path,

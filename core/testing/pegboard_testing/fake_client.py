@@ -139,18 +139,16 @@ class FakeEngineClient:
         self.control_results: dict[str, object] = {}
         self.running: set[str] = set()
         self.aborted: list[str] = []
-        task: Any = "classify" if labels else "embed" if pools else "generate"
+        task: Any = "classify" if labels else "embed"
         tokens: Any = f"token_{task}"
+        plan = Pooling(task=task, tasks=(tokens,), labels=self.labels)
         self._models = [
             ServedModel(
                 name,
                 name,
                 max_model_len,
                 1_700_000_000,
-                None,
-                task,
-                self.labels,
-                pooling=Pooling(task=task, tasks=(tokens,)) if pools else None,
+                pooling=plan if pools else None,
             )
             for name in models
         ]

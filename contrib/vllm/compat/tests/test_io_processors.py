@@ -60,8 +60,8 @@ def test_encode(checkpoints: dict[str, str]) -> None:
 
 
 def test_a_route() -> None:
-    """`serve --io-processor-plugin` answers data in POST /pooling. One that is no plugin of vLLM's
-    is left to Pegboard."""
+    """`serve --io-processor-plugin` answers data in POST /pooling. Other
+    names are left to Pegboard."""
     words = with_plugins(["model", "--io-processor-plugin=distance"])
     assert words[1:4] == ["--io-processor-plugin", "vllm-distance", "--plugin"]
     assert "io_processor:vllm-distance" in Path(words[4]).read_text("utf-8")

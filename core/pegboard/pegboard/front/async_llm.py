@@ -376,7 +376,6 @@ class AsyncLLM(AsyncControls, Connected):
                 plan.max_model_len,
                 self._created,
                 None,
-                *plan.task,
                 self._builder.placeholders,
                 plan.settings.engine.interleave_mm_strings,
                 plan.pooling,

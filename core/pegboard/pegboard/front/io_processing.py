@@ -53,7 +53,8 @@ def make_io_processor(
         return None
     entry = registry.find("io_processor", name)
     model = plan.settings.engine.model or plan.model_names[0]
-    setup = IOProcessorSetup(model, plan.task[1], tokenizer)
+    labels = () if plan.pooling is None else plan.pooling.labels
+    setup = IOProcessorSetup(model, labels, tokenizer)
     return CheckedProcessor(entry.id, registry.build(entry, setup))
 
 

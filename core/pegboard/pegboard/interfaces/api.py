@@ -115,22 +115,29 @@ class RequestOptions:
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model name that clients may use. parent: the base model's name, if this is an adapter.
-    created: Unix time in seconds. task: what it makes of prompts. labels: the names of its classes.
-    pooling: the plan of a model that pools; None = it generates text. placeholders: modality → the
-    text that stands for an image, say, in a chat; it has the modalities that the model takes
-    besides text. interleaves: in a template for text, they stay between the texts (see
-    `take_media`)."""
+    created: Unix time in seconds. pooling: the plan of a model that pools; None = it generates
+    text. placeholders: modality → the text that stands for an image, say, in a chat; it has the
+    modalities that the model takes besides text. interleaves: in a template for text, they stay
+    between the texts (see `take_media`)."""
 
     name: str
     root: str
     max_model_len: int
     created: int
     parent: str | None = None
-    task: Literal["generate", "embed", "classify"] = "generate"
-    labels: tuple[str, ...] = ()
     placeholders: Mapping[str, str] = field(default_factory=dict)
     interleaves: bool = False
     pooling: "Pooling | None" = None
+
+    @property
+    def task(self) -> Literal["generate", "embed", "classify"]:
+        """What it makes of prompts."""
+        return "generate" if self.pooling is None else self.pooling.makes
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of its classes."""
+        return () if self.pooling is None else self.pooling.labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,14 @@ class PoolerSpec(Spec):
 class PoolerFacts:
     """flags: of the model's spec. config: the setting `pooler_config`, which wins over what the
     checkpoint's files say. convert: what a model of text is to make; None = the model makes vectors
-    or classes itself, as its flags say."""
+    or classes itself, as its flags say. sees_all: its tokens attend to those after them, too, so
+    core computes a prompt in one step."""
 
     flags: frozenset[str]
     checkpoint: "Checkpoint"
     config: Mapping[str, Any]
     convert: Convert | None = None
+    sees_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,17 @@ def with_decoder(
     return replace(checkpoint, architectures=names), convert
 
 
+def sees_all(checkpoint: Checkpoint) -> bool:
+    """Return whether each token of a decoder attends to all of its prompt, if it makes vectors or
+    classes."""
+    config = checkpoint.config
+    return (
+        config.get("is_causal") is False
+        or config.get("use_bidirectional_attention") is True
+        or BOTH_WAYS in checkpoint.architectures[0]
+    )
+
+
 def pools_anyway(engine: EngineConfig, checkpoint: Checkpoint) -> bool:
     """Return whether a model of text is asked for vectors: by the user, or by the files of
     sentence-transformers."""

@@ -69,7 +69,7 @@ from pegboard.plan.model_config import (
     vocab_size,
 )
 from pegboard.plan.parts import with_parts
-from pegboard.plan.pooling import check_budget, choose_pooling, task_of
+from pegboard.plan.pooling import check_budget, choose_pooling
 from pegboard.plan.quantization import check_quantization
 from pegboard.plugins import lockfile
 from pegboard.plugins.defaults import default_model
@@ -109,9 +109,9 @@ class EnginePlan:
     defaults by SamplingParams field. model_names: names that clients may use. family: what the
     model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
     pooling: what the engine makes of prompts; None = it generates text. multimodal_processor: its
-    qualified name; None = the engine takes only text. whole: see `Limits`. task: what that is, with
-    the names of the model's classes. meeting: where the ranks of all engines meet, if they share
-    out experts. draft: what the draft model is built from; None = there is none.
+    qualified name; None = the engine takes only text. whole: see `Limits`. meeting: where the ranks
+    of all engines meet, if they share out experts. draft: what the draft model is built from; None
+    = there is none.
     """
 
     settings: Settings
@@ -128,7 +128,6 @@ class EnginePlan:
     pooling: Pooling | None = None
     multimodal_processor: str | None = None
     whole: Literal["items", "prompt"] | None = None
-    task: tuple[Literal["generate", "embed", "classify"], tuple[str, ...]] = ("generate", ())
     meeting: str = ""
     draft: DraftSource | None = None
 
@@ -214,7 +213,6 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             whole="prompt"
             if processor is not None and pooling is not None and pooling.whole_prompts
             else whole_of(flags),
-            task=task_of(pooling),
             draft=draft,
         )
     return plan, registry

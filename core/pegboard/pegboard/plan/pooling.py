@@ -3,7 +3,7 @@ needs."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -13,6 +13,7 @@ from pegboard.errors import ConfigError, RequestError, blame, expect
 from pegboard.interfaces.pooler import Convert, PoolerFacts, PoolerSpec
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint
+from pegboard.plan.conversion import sees_all
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
@@ -62,12 +63,20 @@ def choose_pooling(
     entry = registry.choose("pooler", Need(), explicit=name).require()
     spec = registry.spec(entry)
     assert isinstance(spec, PoolerSpec)
+    both_ways = convert is not None and sees_all(checkpoint)
     plan = import_part(entry, spec.plan, "plan")
     with blame(entry.id):
-        planned = plan(PoolerFacts(flags, checkpoint, engine.pooler_config or {}, convert))
+        planned = plan(
+            PoolerFacts(flags, checkpoint, engine.pooler_config or {}, convert, both_ways)
+        )
         planned = expect(planned, Pooling, plan, spec.plan)
-    head = () if convert == "embed" else planned.head
-    pooling = msgspec.structs.replace(planned, pooler=entry.qualified, head=head)
+    pooling = msgspec.structs.replace(
+        planned,
+        pooler=entry.qualified,
+        head=() if convert == "embed" else planned.head,
+        sees_all=both_ways,
+        whole_prompts=both_ways or planned.whole_prompts,
+    )
     changes: dict[str, Any] = {"runner": "pooling"}
     if pooling.whole_prompts:
         _check_whole(settings)
@@ -103,13 +112,6 @@ def check_budget(engine: EngineConfig, max_model_len: int) -> None:
             f"max_num_batched_tokens={budget} is less than max_model_len={max_model_len}, and a "
             "prompt must be computed in one step; raise the first or lower the second"
         )
-
-
-def task_of(
-    pooling: Pooling | None,
-) -> tuple[Literal["generate", "embed", "classify"], tuple[str, ...]]:
-    """Return what an engine makes of prompts, and the names of the model's classes."""
-    return ("generate", ()) if pooling is None else (pooling.makes, pooling.labels)
 
 
 def merged_pooling(params: PoolingParams, pooling: Pooling) -> PoolingParams:

@@ -10,8 +10,10 @@ from starlette.responses import Response
 
 from pegboard.data.output import RequestOutput
 from pegboard.errors import RequestError
-from pegboard_api_pooling.encodings import metadata, packed
+from pegboard_api_pooling.encodings import base64_of, metadata, packed
 from pegboard_api_pooling.fields import EmbeddingRequest, PoolingFields
+from pegboard_chat.off_loop import off_loop
+from pegboard_server.json_api import in_pieces
 from pegboard_server.pooling import Run
 
 
@@ -52,11 +54,35 @@ def json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def bytes_response(
-    run: Run, request: EmbeddingRequest, outputs: Sequence[RequestOutput]
+async def results(
+    run: Run, request: EmbeddingRequest, outputs: Sequence[RequestOutput], kind: str, field: str
 ) -> Response:
-    """Return the numbers of all outputs as bytes, joined. With the format `bytes`, a header says
-    where each begins."""
+    """Return the answer with what the model made of inputs: JSON, or the bytes of all, joined.
+    kind, field: what an item is called, and where it has its numbers. A long answer is written in a
+    thread."""
+    size = sum(len(output.embedding) for output in outputs)
+    return await off_loop(size, lambda: _results(run, request, outputs, kind, field))
+
+
+def _results(
+    run: Run, request: EmbeddingRequest, outputs: Sequence[RequestOutput], kind: str, field: str
+) -> Response:
+    dtype = request.embed_dtype
+    endianness = request.endianness
+    if request.encoding_format in ("bytes", "bytes_only"):
+        return _joined(run, request, outputs)
+    numbers: Sequence[Any] = (
+        [output.pooled().tolist() for output in outputs]
+        if request.encoding_format == "float"
+        else [base64_of(output.embedding, dtype, endianness) for output in outputs]
+    )
+    data = [{"index": index, "object": kind, field: each} for index, each in enumerate(numbers)]
+    return json_response(in_pieces(listed(run, outputs, data)))
+
+
+def _joined(run: Run, request: EmbeddingRequest, outputs: Sequence[RequestOutput]) -> Response:
+    """Return the numbers of all outputs as bytes. With the format `bytes`, a header says where each
+    begins."""
     dtype = request.embed_dtype
     endianness = request.endianness
     parts = [packed(output.embedding, dtype, endianness) for output in outputs]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -16,15 +15,8 @@ from pegboard.data.pooling_params import PoolingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import ApiSetup, EngineClient, Prompt
 from pegboard.interfaces.tokenizer import Chat
-from pegboard_api_pooling.answers import (
-    bytes_response,
-    check_salt,
-    json_response,
-    listed,
-    usage,
-)
+from pegboard_api_pooling.answers import check_salt, json_response, listed, results, usage
 from pegboard_api_pooling.chunks import Chunked, chunk, joined
-from pegboard_api_pooling.encodings import encoded
 from pegboard_api_pooling.fields import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -101,9 +93,7 @@ class PoolingApi:
             outputs = await run.outputs(prompts, params)
         else:
             outputs = await self._of_chunks(run, chunks, params)
-        return await off_loop(
-            sum(len(output.embedding) for output in outputs), lambda: vectors(run, request, outputs)
-        )
+        return await results(run, request, outputs, "embedding", "embedding")
 
     async def _of_chunks(
         self, run: Run, chunks: Sequence[Chunked], params: PoolingParams
@@ -112,9 +102,8 @@ class PoolingApi:
         pooling = self._client.models()[0].pooling
         wanted = params.use_activation
         normalizes = (pooling is None or pooling.use_activation) if wanted is None else wanted
-        raw = msgspec.structs.replace(params, use_activation=False)
-        prompts = [prompt for each in chunks for prompt in each.prompts]
-        outputs = await run.outputs(prompts, raw)
+        pairs = [(prompt, each.params) for each in chunks for prompt in each.prompts]
+        outputs = await run.outputs_of(pairs)
         return joined(chunks, outputs, normalizes=normalizes)
 
     async def _classify(self, http: Request) -> Response:
@@ -180,24 +169,6 @@ class PoolingApi:
                 {"id": run.name, "model": run.model, "usage": usage(outputs), "results": results}
             )
         )
-
-
-def vectors(run: Run, request: EmbeddingRequest, outputs: Sequence[RequestOutput]) -> Response:
-    """Return the answer of /v1/embeddings: JSON, or the bytes of all vectors, joined."""
-    dtype = request.embed_dtype
-    endianness = request.endianness
-    encoding = request.encoding_format
-    if encoding == "float" or encoding == "base64":
-        data = [
-            {
-                "index": index,
-                "object": "embedding",
-                "embedding": encoded(output.embedding, encoding, dtype, endianness),
-            }
-            for index, output in enumerate(outputs)
-        ]
-        return json_response(in_pieces(listed(run, outputs, data)))
-    return bytes_response(run, request, outputs)
 
 
 def read_inputs(request: ClassifyRequest, most: int) -> list[Prompt]:

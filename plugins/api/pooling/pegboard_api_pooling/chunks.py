@@ -8,20 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from pegboard.data.output import RequestOutput
-from pegboard.data.pooling_params import Pooling, PoolingParams
+from pegboard.data.pooling_params import PoolingParams
 from pegboard.errors import RequestError
-from pegboard.interfaces.api import EngineClient, Prompt, ServedModel
+from pegboard.interfaces.api import EngineClient, Prompt
 from pegboard.interfaces.tokenizer import Tokenizer
+
+MOST_TOKENS_OF_A_BYTE = 8
+"""More than any normalization makes of a byte. A text of fewer bytes is not encoded to count its
+tokens."""
 
 
 @dataclass(frozen=True)
 class Chunked:
     """One input. prompts: of its chunks. weights: the number of tokens in each, without special
-    ones."""
+    ones. params: of each chunk."""
 
     prompts: Sequence[Prompt]
     weights: Sequence[int]
+    params: PoolingParams
 
 
 def chunk(
@@ -33,31 +40,39 @@ def chunk(
     pooling = model.pooling
     if pooling is None or pooling.max_embed_len is None or params.truncate_prompt_tokens:
         return None
+    raw = msgspec.structs.replace(params, use_activation=False)
+    name = pooling.prompt_name if params.prompt_name is None else params.prompt_name
+    head = pooling.prompts.get(name or "", "")
     most = max(pooling.max_embed_len, model.max_model_len)
-    chunks = [_chunks(prompt, client, model, pooling, params, most) for prompt in prompts]
+    chunks = [_chunks(prompt, client, head, model.max_model_len, most, raw) for prompt in prompts]
     return chunks if any(len(each.prompts) > 1 for each in chunks) else None
 
 
 def _chunks(
     prompt: Prompt,
     client: EngineClient,
-    model: ServedModel,
-    pooling: Pooling,
-    params: PoolingParams,
+    head: str,
+    length: int,
     most: int,
+    params: PoolingParams,
 ) -> Chunked:
-    length = model.max_model_len
-    if prompt.media or (prompt.text is not None and len(prompt.text) < length // 2):
-        return Chunked([prompt], [1])
+    """head: what the model wants before a text. length, most: in tokens, of a chunk and of an
+    input."""
+    whole = Chunked([prompt], [1], params)
+    before: list[int] = []
+    after: list[int] = []
+    if prompt.media:
+        return whole
     if prompt.token_ids is not None:
         ids = list(prompt.token_ids)
-        before: list[int] = []
-        after: list[int] = []
     else:
-        before, ids, after = encoded(client.tokenizer(), prompt, params, pooling)
+        text = head + (prompt.text or "")
+        if MOST_TOKENS_OF_A_BYTE * len(text.encode()) < length:
+            return whole
+        before, ids, after = encoded(client.tokenizer(), text, prompt.add_special_tokens)
     total = len(before) + len(ids) + len(after)
     if total <= length:
-        return Chunked([prompt], [1])
+        return whole
     if total > most:
         raise RequestError(
             f"the input has {total} tokens, but max_embed_len is {most}: shorten it",
@@ -69,17 +84,16 @@ def _chunks(
     return Chunked(
         [replace(bare, token_ids=[*before, *part, *after]) for part in parts],
         [len(part) for part in parts],
+        msgspec.structs.replace(params, prompt_name=None if prompt.text is None else ""),
     )
 
 
 def encoded(
-    tokenizer: Tokenizer, prompt: Prompt, params: PoolingParams, pooling: Pooling
+    tokenizer: Tokenizer, text: str, adds_special: bool
 ) -> tuple[list[int], list[int], list[int]]:
     """Return the special tokens before a text, its own tokens, and those after it."""
-    name = pooling.prompt_name if params.prompt_name is None else params.prompt_name
-    text = pooling.prompts.get(name or "", "") + (prompt.text or "")
     ids = list(tokenizer.encode(text, add_special_tokens=False))
-    if not prompt.add_special_tokens:
+    if not adds_special:
         return [], ids, []
     whole = list(tokenizer.encode(text, add_special_tokens=True))
     extra = len(whole) - len(ids)

@@ -32,16 +32,8 @@ ITEM_BYTES: Mapping[DType, int] = {
 """The size of a number."""
 
 
-def encoded(
-    vector: bytes,
-    encoding: Literal["float", "base64"],
-    dtype: DType = "float32",
-    endianness: Endianness = "native",
-) -> list[float] | str:
-    """Return float32 values as numbers, or as base64 of their bytes. Numbers have no type and no
-    order of bytes."""
-    if encoding == "float":
-        return array("f", vector).tolist()
+def base64_of(vector: bytes, dtype: DType, endianness: Endianness) -> str:
+    """Return float32 values in another type and order of bytes, as base64."""
     return base64.b64encode(packed(vector, dtype, endianness)).decode()
 
 

@@ -71,7 +71,9 @@ class PoolingRequest(EmbeddingRequest):
     def params_of(self, tasks: Sequence[str]) -> PoolingParams:
         """Return the parameters of all inputs. tasks: of the model. Raises RequestError, which
         names the field that is wrong."""
-        first = next((task for task in tasks if task in TOKEN_TASKS), None)
+        task: Any = self.task
+        if task is None:
+            task = next((each for each in tasks if each in TOKEN_TASKS), None)
         return PoolingParams(
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             dimensions=self.dimensions,
@@ -80,7 +82,7 @@ class PoolingRequest(EmbeddingRequest):
             returned_token_ids=None
             if self.returned_token_ids is None
             else tuple(self.returned_token_ids),
-            task=first if self.task is None else self.task,  # type: ignore[arg-type]
+            task=task,
             prompt_name=self.prompt_name,
         )
 

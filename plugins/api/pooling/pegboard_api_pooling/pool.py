@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pegboard.data.output import RequestOutput
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import EngineClient, Prompt
-from pegboard_api_pooling.answers import bytes_response, json_response, listed
-from pegboard_api_pooling.encodings import encoded
+from pegboard_api_pooling.answers import json_response, results
 from pegboard_api_pooling.fields import ClassifyRequest, PoolingRequest
 from pegboard_chat.off_loop import off_loop
 from pegboard_chat.request_body import parse_body
@@ -51,8 +49,7 @@ class PoolingRoute:
         pooling = self._client.models()[0].pooling
         params = request.params_of((pooling.task, *pooling.tasks) if pooling else ())
         outputs = await run.outputs(prompts, params)
-        size = sum(len(output.embedding) for output in outputs)
-        return await off_loop(size, lambda: results(run, request, outputs))
+        return await results(run, request, outputs, "pooling", "data")
 
     async def _processed(self, run: Run, request: PoolingRequest) -> Response:
         """Return what the IO processor makes of the data."""
@@ -70,23 +67,3 @@ class PoolingRoute:
         result = await asyncio.to_thread(processor.answer, request.data, outputs)
         body = {"request_id": run.name, "created_at": int(time.time()), "data": result}
         return json_response(in_pieces(body))
-
-
-def results(run: Run, request: PoolingRequest, outputs: Sequence[RequestOutput]) -> Response:
-    """Return the answer: JSON, or the bytes of all results, joined."""
-    dtype = request.embed_dtype
-    endianness = request.endianness
-    encoding = request.encoding_format
-    if encoding == "float" or encoding == "base64":
-        data = [
-            {
-                "index": index,
-                "object": "pooling",
-                "data": output.pooled().tolist()
-                if encoding == "float"
-                else encoded(output.embedding, encoding, dtype, endianness),
-            }
-            for index, output in enumerate(outputs)
-        ]
-        return json_response(in_pieces(listed(run, outputs, data)))
-    return bytes_response(run, request, outputs)

@@ -386,6 +386,21 @@ def test_long_inputs_are_computed_in_chunks() -> None:
     assert answer.status_code == 200 and client.requests[-1][0].text == "a" * 12
 
 
+def test_chunks_begin_with_the_prompt_that_is_named() -> None:
+    """It is a part of the first chunk, and nothing is put before the others."""
+    client, http = long_inputs(prompts={"q": "xy"}, prompt_name=None)
+    assert http.post(PATH, json={"input": ["abcde", "z"], "prompt_name": "q"}).status_code == 200
+    (first, one, _), (second, _, _), (short, other, _) = client.requests
+    assert [first.token_ids, second.token_ids] == [[BOS, *b"xyabc"], [BOS, *b"de"]]
+    assert one.prompt_name == "" and (short.text, other.prompt_name) == ("z", "q")
+
+
+def test_a_text_of_few_characters_may_have_many_tokens() -> None:
+    client, http = long_inputs()
+    assert http.post(PATH, json={"input": "\U0001f30a\U0001f30a"}).status_code == 200
+    assert [len(prompt.token_ids or ()) for prompt, *_ in client.requests] == [6, 4]
+
+
 def test_names_of_prompts_reach_the_engine() -> None:
     client, http = made()
     http.post(PATH, json={"input": "hi", "prompt_name": "query"})

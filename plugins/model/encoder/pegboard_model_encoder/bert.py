@@ -7,15 +7,13 @@
 - MPNet: positions as in Roberta, no token types, and attention has a bias by distance (Song et al.
   2020)
 
-The tokens of the second of two texts have token type 1. Their ids come with the size of the
-vocabulary added, so that a step needs no other input.
+The tokens of the second of two texts have token type 1, an input that the model declares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -37,14 +35,7 @@ from pegboard.layers import (
 )
 from pegboard.layers.build import PlainTensor
 from pegboard_model_encoder.distance import NUM_BUCKETS, DistanceBias
-
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_new": partial(functional.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-}
-"""Activations of the feed-forward block, by their Hugging Face names."""
+from pegboard_model_encoder.parts import activation_of, check_positions, head_size
 
 
 @dataclass(frozen=True)
@@ -117,17 +108,7 @@ class Bert(nn.Module):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
         sizes = self.sizes(config)
-        if sizes.hidden_size % sizes.num_heads:
-            raise ModelError(
-                f"hidden_size={sizes.hidden_size} is not a multiple of "
-                f"num_attention_heads={sizes.num_heads}"
-            )
-        longest = sizes.num_positions - sizes.first_position
-        if (build.max_positions or 0) > longest:
-            raise ModelError(
-                f"the model has positions for {longest} tokens; set max_model_len to at most "
-                f"{longest}"
-            )
+        check_positions(build, sizes.num_positions - sizes.first_position)
         has_root = self.has_root or build.has(self.names.root)
         root = build.at(self.names.root) if has_root else build
         tables = root.at("embeddings")
@@ -208,13 +189,9 @@ class BertLayer(nn.Module):
         self, build: Build, index: int, sizes: Sizes, names: Names, bias: Tensor | None
     ) -> None:
         super().__init__()
-        if sizes.activation not in ACTIVATIONS:
-            raise ModelError(
-                f"unknown activation {sizes.activation!r}; known: {', '.join(ACTIVATIONS)}"
-            )
-        self.activation = ACTIVATIONS[sizes.activation]
+        self.activation = activation_of(sizes.activation)
         size = sizes.hidden_size
-        heads = sizes.num_heads, sizes.num_heads, size // sizes.num_heads
+        heads = sizes.num_heads, sizes.num_heads, head_size(size, sizes.num_heads)
         self.qkv = QKVLinear(build, size, *heads, bias=True, names=names.qkv)
         self.attention = Attention(build, index, *heads, encoder=True, distance_bias=bias)
         self.out = Linear(build.at(names.out), size, size, bias=True, split="columns", heads=heads)

@@ -1,35 +1,39 @@
-"""Parts that encoders with rotated positions share."""
+"""Parts that encoders share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers import Attention, Build, Layer, Linear, QKVLinear, Rope, Rotation, read
 from pegboard.layers.build import PlainTensor
-from pegboard_model_encoder.bert import ACTIVATIONS
 
-GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    **ACTIVATIONS,
-    "silu": torch.nn.functional.silu,
-    "swish": torch.nn.functional.silu,
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "swish": functional.silu,
     "sigmoid": torch.sigmoid,
 }
-"""Activations of gates, by their Hugging Face names."""
+"""Activations by their Hugging Face names."""
 OPS = {"silu": "silu_mul", "swish": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
 """The ops that compute some of them together with the product."""
 
 
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:
     """Return an activation by its Hugging Face name. Raises ModelError if it is not known."""
-    if name not in GATES:
-        raise ModelError(f"unknown activation {name!r:.60}; known: {', '.join(GATES)}")
-    return GATES[name]
+    if name not in ACTIVATIONS:
+        raise ModelError(f"unknown activation {name!r:.60}; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def head_size(hidden: int, heads: int) -> int:

@@ -13,7 +13,6 @@ import msgspec
 from pegboard.data.pooling_params import TOKEN_TASKS, Pooling, Task
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.pooler import PoolerFacts
-from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard_pooler_sentence.classes import (
     class_activation,
     class_tokens,
@@ -114,8 +113,7 @@ def plan(facts: PoolerFacts) -> Pooling:
     check_choices(chosen, (len(names) if columns is None else None) if is_classifier else 0)
     token_task: Task = "token_classify" if is_classifier else "token_embed"
     default: Task = token_task if declared.is_of_tokens else declared.task
-    both_ways = facts.convert is not None and sees_all(facts.checkpoint)
-    whole = both_ways or "encoder" in facts.flags
+    whole = facts.sees_all or "encoder" in facts.flags
     types = declared.steps.pooling_types
     tasks = tasks_of(facts.flags, declared, token_task)
     default = chosen.task or default
@@ -146,7 +144,6 @@ def plan(facts: PoolerFacts) -> Pooling:
         use_activation=declared.use_activation,
         dimensions=None if is_classifier else dimensions_of(config),
         head=head,
-        sees_all=both_ways,
         method=method,
     )
 
@@ -253,16 +250,6 @@ def dimensions_of(config: Mapping[str, Any]) -> tuple[int, ...] | int | None:
         return tuple(listed)
     size = config.get("hidden_size")
     return size if config.get("is_matryoshka") and isinstance(size, int) else None
-
-
-def sees_all(checkpoint: Checkpoint) -> bool:
-    """Return whether each token of a decoder attends to all of its prompt."""
-    config = checkpoint.config
-    return (
-        config.get("is_causal") is False
-        or config.get("use_bidirectional_attention") is True
-        or BOTH_WAYS in checkpoint.architectures[0]
-    )
 
 
 def usual_pooling(facts: PoolerFacts) -> str:

@@ -13,12 +13,10 @@ from pegboard.data.pooling_params import TOKEN_TASKS, PoolingParams
 from pegboard.errors import ModelError
 from pegboard.interfaces.pooler import PoolerSetup, PoolStep
 from pegboard_pooler_sentence.dense import make_dense
-from pegboard_pooler_sentence.reduce import make_reduction
-from pegboard_pooler_sentence.tokens import Matrices
+from pegboard_pooler_sentence.reduce import AT_ONCE, Reduction, make_reduction
+from pegboard_pooler_sentence.tokens import Matrices, reader
 from pegboard_pooler_sentence.words import WordPooling
 
-AT_ONCE = 256
-"""The number of tokens whose classes are computed at once."""
 NONE = np.empty((0, 0), np.float32)
 
 
@@ -33,9 +31,10 @@ class SentencePooler:
         self._copies = setup.copies
         types = method["pooling_types"]
         words = method.get("words")
-        self._words = WordPooling(words, types) if words else None
-        names = [name for name in types.split(",") if name and not words]
-        self._reductions = [make_reduction(name) for name in names]
+        names = [name for name in types.split(",") if name]
+        self._reductions: list[Reduction] = (
+            [WordPooling(words, types)] if words else [make_reduction(name) for name in names]
+        )
         self._dense = make_dense(method.get("dense", "[]"))
         self._tokens = token_ids(setup)
         self._subtracts = bool(method.get("subtracts"))
@@ -50,8 +49,6 @@ class SentencePooler:
             self._matrices.remove(row)
             for reduction in self._reductions:
                 reduction.remove(row)
-            if self._words is not None:
-                self._words.remove(row)
 
     def pool(self, hidden: Tensor, step: PoolStep) -> Callable[[], list[np.ndarray]]:
         """See `Pooler.pool`."""
@@ -79,19 +76,11 @@ class SentencePooler:
 
     def _vectors(self, hidden: Tensor, step: PoolStep) -> Callable[[], np.ndarray]:
         """Return what reads the values [S, n] of the prompts that end."""
-        if self._words is None:
-            states = [reduction.reduce(hidden, step) for reduction in self._reductions]
-            pooled = states[0] if len(states) == 1 else torch.cat(states, 1)
-        else:
-            pooled = self._words.reduce(hidden, step)
+        states = [reduction.reduce(hidden, step) for reduction in self._reductions]
+        pooled = states[0] if len(states) == 1 else torch.cat(states, 1)
         if not len(pooled):
             return lambda: NONE
-        values = self._values(pooled, step)
-        if self._copies is None:
-            array = values.float().numpy().copy()  # the buffer belongs to the next step
-            return lambda: array
-        wait = self._copies.download(values)
-        return lambda: wait().float().numpy()
+        return reader(self._values(pooled, step), self._copies)
 
     def _values(self, states: Tensor, step: PoolStep) -> Tensor:
         """Return values of classes, or vectors. They are valid until the next call."""
@@ -132,7 +121,7 @@ class SentencePooler:
 
 def token_ids(setup: PoolerSetup) -> list[int]:
     """Return the ids of the tokens whose logits are the values of classes. Raises ModelError for a
-    text that is no token."""
+    text that is not one token."""
     if ids := json.loads(setup.pooling.method.get("token_ids", "[]")):
         return list(ids)
     tokens = json.loads(setup.pooling.method.get("tokens", "[]"))

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from pegboard.interfaces.pooler import PoolStep
 
+AT_ONCE = 256
+"""The number of tokens whose classes or words are computed at once: there may be many of them."""
+
 
 class Reduction(Protocol):
     """Keeps by row what steps before have made."""

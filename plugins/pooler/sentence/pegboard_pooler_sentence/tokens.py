@@ -17,6 +17,15 @@ from pegboard.interfaces.pooler import PoolStep
 Read = Callable[[], np.ndarray]
 
 
+def reader(values: Tensor, copies: Copies | None) -> Read:
+    """Return what reads values as float32, later. The next steps may overwrite the values."""
+    if copies is None:
+        array = values.float().numpy().copy()
+        return lambda: array
+    wait = copies.download(values)
+    return lambda: wait().float().numpy()
+
+
 @dataclass(frozen=True)
 class Piece:
     """The results of a prompt's tokens in one step: rows start … stop of what `read` returns.
@@ -56,7 +65,7 @@ class Matrices:
         starts = step.starts.tolist()
         parts = [hidden[starts[place] : starts[place + 1]] for place in places]
         rows = hidden if len(parts) == len(starts) - 1 else torch.cat(parts)
-        read = self._reader(self._compute(rows, step))
+        read = reader(self._compute(rows, step), self._copies)
         ended = {}
         first = 0
         for place in places:
@@ -72,15 +81,6 @@ class Matrices:
             else:
                 self._kept[row] = pieces
         return ended
-
-    def _reader(self, values: Tensor) -> Read:
-        """Return what reads values from the device, later."""
-        if self._copies is None:
-            # the next step overwrites what the values may share memory with
-            array = values.float().numpy().copy()
-            return lambda: array
-        wait = self._copies.download(values)
-        return lambda: wait().float().numpy()
 
     def _matrix(self, pieces: Sequence[Piece], params: PoolingParams) -> Callable[[], np.ndarray]:
         tag = self._tag if params.step_tag_id is None else params.step_tag_id

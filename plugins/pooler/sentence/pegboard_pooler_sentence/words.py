@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from pegboard.interfaces.pooler import PoolStep
-from pegboard_pooler_sentence.reduce import make_reduction
-
-AT_ONCE = 256
-"""The number of tokens whose logits are computed at once."""
+from pegboard_pooler_sentence.reduce import AT_ONCE, make_reduction
 
 
 class WordPooling:

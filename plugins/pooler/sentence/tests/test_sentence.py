@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.pooler import Pooler, PoolerFacts, PoolerSetup
-from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
+from pegboard.interfaces.weight_loader import Checkpoint, TensorEntry, TokenizerPayload
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_pooler import PoolerContract, pool_step
 
@@ -301,7 +301,8 @@ def test_the_plan_needs_no_torch() -> None:
 def test_settings_that_do_not_fit_a_head_for_classes(
     tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
-    checkpoint = replace(write(tmp_path, {}, {}), tensors={"score.weight": None})  # type: ignore[dict-item]
+    entry = TensorEntry("score.weight", (2, 4), "float32", "model.safetensors", 0, 32)
+    checkpoint = replace(write(tmp_path, {}, {}), tensors={"score.weight": entry})
     facts = PoolerFacts(NONE, checkpoint, {"pooling_type": "STEP", **config}, "classify")
     with pytest.raises(ConfigError, match=message):
         plan(facts)
