@@ -148,7 +148,7 @@ class FakeEngineClient:
                 name,
                 max_model_len,
                 1_700_000_000,
-                pooling=plan if pools else None,
+                pooling=plan if pools or labels else None,
             )
             for name in models
         ]
