@@ -21,12 +21,12 @@ from fake_gpu_parity import check_on_gpu
 from media_families import FAMILIES, ITEMS, processor_of
 from test_default_dtype import OWN
 from test_dense_parity import halve_biases
-from test_encoder_parity import ARCHITECTURES as ENCODERS
-from test_encoder_parity import VOCAB_SIZE, write_tokenizer
 from test_fallback_parity import ARCHITECTURES as FALLBACK
 from test_media_dtypes import OTHERS, SMALL
 from test_rotated_encoder_parity import ARCHITECTURES as ROTATED
 from test_whisper_parity import some_prompts
+from tiny_encoders import ARCHITECTURES as ENCODERS
+from tiny_encoders import VOCAB_SIZE, write_tokenizer
 from tiny_media import open_media_llm
 from tiny_models import Reference, make_model
 from tiny_whisper import write_whisper
