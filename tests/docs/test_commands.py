@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 from page_server import HUB_MODEL, PATIENCE_S, Server
 from pages import PROGRAMS, PROJECTS, ROOT, Command, all_commands, blocks
+from pegboard_command_proxy.command import make_parser, read_servers
+
+from pegboard.cli.main import command_setup
 
 PEGBOARD = all_commands("pegboard")
 SERVE = [command for command in PEGBOARD if command.words[1] == "serve"]
@@ -34,7 +37,8 @@ POOLED = [
     if {"openai-embeddings", "openai-embeddings-chat", "vllm-pooling", "vllm-rerank"}
     & {*command.words}
 ]
-OTHER = [command for command in PEGBOARD if command not in (*SERVE, *TALK, *OFFLINE, *LOAD)]
+PROXY = [command for command in PEGBOARD if command.words[1] == "proxy"]
+OTHER = [command for command in PEGBOARD if command not in (*SERVE, *TALK, *OFFLINE, *LOAD, *PROXY)]
 
 
 def runs(command: list[str], **more: object) -> subprocess.CompletedProcess[str]:
@@ -190,6 +194,13 @@ def test_every_server_is_given_flags_that_exist(environment: dict[str, str]) -> 
     told = json.dumps([command.words[2:] for command in SERVE])
     result = runs([sys.executable, "-c", READ], env=environment, cwd=ROOT, input=told)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("command", unique(PROXY), ids=str)
+def test_every_proxy_is_given_flags_that_exist(command: Command) -> None:
+    """The servers of the pages do not exist; tests/server runs proxies."""
+    arguments = make_parser(command_setup("proxy")).parse(command.words[2:])
+    assert read_servers(arguments)
 
 
 @pytest.mark.real_model

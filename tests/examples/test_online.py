@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import uvicorn
-from server_process import Server, free_port, wait_until
+from server_process import Server, free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ONLINE = EXAMPLES / "online"
@@ -263,40 +262,6 @@ def test_reasoning(
     check(printed, [r"reasoning: [^|]*\|"])
     printed = run_example("online/chat_completion_tool_calls_with_reasoning", "--url", url)
     check(printed, [r'reasoning: None\ncall: get_weather \{"city": ?"\w+", ?"unit": ?"\w+"\}'])
-
-
-def answers_at(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@pytest.mark.slow
-def test_disaggregated_prefill_proxy(
-    smollm2_gguf: Path, start: Callable[..., Server], tmp_path: Path
-) -> None:
-    path = "--kv_connector.shared_storage.shared_storage_path"
-    flags = ("--kv-connectors", "shared_storage", path, str(tmp_path / "blocks"))
-    first, second = (start(smollm2_gguf, *flags).wait_until_ready() for _ in range(2))
-    port = free_port()
-    urls = ("--prefill-url", first.url, "--decode-url", second.url, "--port", str(port))
-    script = str(ONLINE / "disaggregated_prefill_proxy.py")
-    process = subprocess.Popen([sys.executable, script, *urls], stderr=subprocess.PIPE, text=True)
-    try:
-        wait_until(lambda: answers_at(port), "the proxy is up")
-        prompt = "Blocks hold the keys of sixteen tokens each. " * 6
-        body: dict[str, Any] = {"prompt": prompt, "max_tokens": 8, "temperature": 0}
-        answers = [
-            httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status().json()
-            for url in (f"http://127.0.0.1:{port}", first.url)
-        ]
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
-    texts = [answer["choices"][0]["text"] for answer in answers]
-    assert texts[0] == texts[1]
-    metrics = httpx.get(f"{second.url}/metrics").text
-    hits = re.search(r"^vllm:external_prefix_cache_hits_total\{.+\} (\S+)", metrics, re.M)
-    assert hits and float(hits[1]) > 0
 
 
 def test_every_script_parses() -> None:

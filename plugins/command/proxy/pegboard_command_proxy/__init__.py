@@ -1,0 +1,1 @@
+"""The command `proxy`: one address for several servers."""
