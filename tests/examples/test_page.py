@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs/examples.md"
+FOLDERS = ("disaggregated_prefill", "offline", "online")
 ROW = re.compile(r"\| .+ \| \[(.+)\]\(\.\./examples/(.+)\) \| (.+) \| (.+) \|$", re.M)
 
 
@@ -35,7 +36,7 @@ def test_every_script_is_in_the_page_once() -> None:
     paths = [path for _, path, _, _ in rows()]
     scripts = [
         str(path.relative_to(EXAMPLES))
-        for folder in ("offline", "online")
+        for folder in FOLDERS
         for path in sorted((EXAMPLES / folder).glob("*.py"))
     ]
     assert sorted(path for path in paths if "/" in path) == scripts
@@ -43,7 +44,7 @@ def test_every_script_is_in_the_page_once() -> None:
 
 
 def test_every_script_says_how_to_run_it_and_is_short() -> None:
-    for folder in ("offline", "online"):
+    for folder in FOLDERS:
         for path in (EXAMPLES / folder).glob("*.py"):
             text = path.read_text("utf-8")
             assert f" examples/{folder}/{path.name}" in text.split('"""')[1], path
