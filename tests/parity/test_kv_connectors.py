@@ -114,6 +114,32 @@ def test_prefixes_are_loaded_after_a_restart(
         assert generate(llm, answers)[0] == tokens
 
 
+def test_an_engine_that_cannot_load_says_why(
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another type of the cache, then other weights."""
+    first, second = write("llama"), write("llama", "other", initializer_range=0.3)
+    texts = []
+    for directory, engine in (
+        (first.directory, {}),
+        (first.directory, {"kv_cache_dtype": "bfloat16"}),
+        (second.directory, {}),
+        (first.directory, {}),
+    ):
+        caplog.clear()
+        with open_llm(directory, **engine, **settings(tmp_path / "kv")) as llm:
+            generate(llm, PROMPTS)
+        texts += ["".join(x for x in caplog.messages if "KV blocks of other engines" in x)]
+    assert texts[0] == texts[3] == ""
+    assert "kv_cache_dtype: this engine has bfloat16" in texts[1] and "the folder has" in texts[1]
+    assert "checkpoint: " not in texts[1] and " dtype: " not in texts[1]
+    assert "checkpoint: this engine has LlamaForCausalLM, sha256:" in texts[2]
+    assert "kv_cache_dtype" not in texts[2], "it is compared with the closest engine"
+
+
 @pytest.mark.parametrize("retains", [{}, WINDOWS], ids=["full", "windows"])
 def test_evicted_blocks_come_back(
     write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path, retains: Any
