@@ -15,7 +15,7 @@ from safetensors import safe_open
 from tiny_models import DIVIDED
 
 from pegboard import LLM, SamplingParams
-from pegboard.errors import RequestError
+from pegboard.errors import ConfigError, RequestError
 
 PARAMS = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, detokenize=False)
 WINDOWS = {
@@ -138,6 +138,31 @@ def test_an_engine_that_cannot_load_says_why(
     assert "checkpoint: " not in texts[1] and " dtype: " not in texts[1]
     assert "checkpoint: this engine has LlamaForCausalLM, sha256:" in texts[2]
     assert "kv_cache_dtype" not in texts[2], "it is compared with the closest engine"
+
+
+@pytest.mark.parametrize("extra", [{}, {"fill_mean": 0.1, "fill_std": 1.0}], ids=["", "random"])
+@pytest.mark.parametrize("retains", [{}, WINDOWS], ids=["full", "windows"])
+def test_decode_is_measured_without_a_prefill(
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    retains: Any,
+    extra: Any,
+) -> None:
+    reference = write("gemma3_text" if retains else "llama", **retains)
+    bench = {"kv_connector": "DecodeBenchConnector", "kv_connector_extra_config": extra}
+    with open_llm(reference.directory, kv_transfer_config=bench) as llm:
+        tokens, num_filled = generate(llm, PROMPTS)
+        assert all(len(output) == 9 for output in tokens)
+        assert num_filled == sum(len(prompt) - 1 for prompt in PROMPTS)
+    chain = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {
+            "connectors": [settings(tmp_path)["kv_transfer_config"], bench]
+        },
+    }
+    with pytest.raises(ConfigError, match="DecodeBenchConnector must be the only one, because its"):
+        open_llm(reference.directory, kv_transfer_config=chain)
 
 
 @pytest.mark.parametrize("retains", [{}, WINDOWS], ids=["full", "windows"])

@@ -30,6 +30,7 @@ from pegboard.errors import (
 )
 from pegboard.installed import Entry
 from pegboard.interfaces.draft import DraftSource
+from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard.interfaces.model_source import (
     FileFilter,
 )
@@ -330,6 +331,18 @@ def _check_names(registry: Registry, settings: Settings) -> None:
                 entry = registry.find(kind, str(name))
                 if entry.version == UNINSTALLED:
                     registry.spec(entry)
+    _check_chain(registry, engine.kv_connectors or ())
+
+
+def _check_chain(registry: Registry, names: Sequence[str]) -> None:
+    """Check that the KV connectors may be beside each other."""
+    for name in names if len(names) > 1 else ():
+        spec = registry.spec(registry.find("kv_connector", name))
+        if isinstance(spec, KVConnectorSpec) and spec.alone:
+            raise ConfigError(
+                f"kv_connectors {', '.join(names)}: {name} must be the only one, because "
+                f"{spec.alone}; remove it or the others"
+            )
 
 
 def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> frozenset[str]:
