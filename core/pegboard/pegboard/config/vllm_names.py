@@ -22,6 +22,8 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 Layer = dict[str, dict[str, Any]]
+ANY = "*"
+"""In `agrees`: every value has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +191,9 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
     unnamed = rule.get("unnamed", "")
     if not isinstance(plugin, str | None if value.get(unnamed) else str) or plugin == "":
         raise ConfigError(f"{name} needs {rule['plugin']!r}, the name of a plugin; got {plugin!r}")
+    value = _without_agreeing(name, value, rule)
     if plugin == rule.get("chain", ""):
         return _chain_layer(name, value, rule)
-    value = dict(value)
-    for key, texts in rule.get("agrees", {}).items():
-        given = value.pop(key, None)
-        if given is not None and _text(given) not in (agreeing := texts.split("|")):
-            raise ConfigError(
-                f"{name}: {key} {given} has no effect in Pegboard (only {' or '.join(agreeing)})"
-            )
     settings: Mapping[str, str] = rule.get("settings", {})
     known = [
         key
@@ -226,6 +222,24 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
         engine[rule["sets"]] = [plugin] if rule.get("in_list") else plugin
     engine |= {ours: value[key] for key, ours in settings.items() if value.get(key) is not None}
     return {"engine": engine, **({"plugins": plugins} if plugins else {})}
+
+
+def _without_agreeing(
+    name: str, value: Mapping[str, Any], rule: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the mapping without the keys that have no effect. Raises ConfigError if a value asks
+    for one."""
+    rest = dict(value)
+    for key, texts in rule.get("agrees", {}).items():
+        given = rest.pop(key, None)
+        agreeing = texts.split("|")
+        if given is not None and texts != ANY and _text(given) not in agreeing:
+            reason = rule.get("reasons", {}).get(key, "")
+            raise ConfigError(
+                f"{name}: {key} {given} has no effect in Pegboard (only {' or '.join(agreeing)})"
+                f"{reason and f': {reason}'}"
+            )
+    return rest
 
 
 def _chain_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -> Layer:
