@@ -25,7 +25,7 @@ from members import (
 CEILINGS = {
     ".": 310,
     "cli": 345,
-    "config": 735,
+    "config": 750,
     "data": 825,
     "engine": 2130,
     "engine/boundary": 695,
@@ -36,8 +36,8 @@ CEILINGS = {
     "interfaces": 1490,
     "layers": 1180,
     "ops": 430,
-    "plan": 970,
-    "plugins": 1295,
+    "plan": 985,
+    "plugins": 1300,
     "worker": 3295,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling

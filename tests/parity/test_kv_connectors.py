@@ -15,7 +15,7 @@ from safetensors import safe_open
 from tiny_models import DIVIDED
 
 from pegboard import LLM, SamplingParams
-from pegboard.errors import ConfigError, RequestError
+from pegboard.errors import ConfigError, PegboardError, RequestError
 
 PARAMS = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, detokenize=False)
 WINDOWS = {
@@ -138,6 +138,59 @@ def test_an_engine_that_cannot_load_says_why(
     assert "checkpoint: " not in texts[1] and " dtype: " not in texts[1]
     assert "checkpoint: this engine has LlamaForCausalLM, sha256:" in texts[2]
     assert "kv_cache_dtype" not in texts[2], "it is compared with the closest engine"
+
+
+def test_one_connector_with_two_folders(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    """vLLM's form, and Pegboard's. Both folders get the blocks, and either is enough to load
+    them. The rules about a plugin are about all its uses."""
+    reference = write("llama")
+    parts = [settings(tmp_path / name)["kv_transfer_config"] for name in ("first", "second")]
+    chain = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": parts}}
+    with open_llm(reference.directory) as llm:
+        expected, _ = generate(llm, PROMPTS)
+    with open_llm(reference.directory, kv_transfer_config=chain) as llm:
+        assert generate(llm, PROMPTS)[0] == expected
+    blocks = [
+        {file.name for file in (tmp_path / name).rglob("*.safetensors")}
+        for name in ("first", "second")
+    ]
+    assert blocks[0] == blocks[1] and blocks[0]
+    rmtree(tmp_path / "first")
+    two: dict[str, Any] = {
+        "kv_connectors": ["shared_storage", "shared_storage@archive"],
+        "plugins_allow": ["kv_connector:shared_storage"],
+        "plugin_options": {
+            "kv_connector.shared_storage": {"shared_storage_path": str(tmp_path / "first")},
+            "kv_connector.shared-storage@archive": {
+                "shared_storage_path": str(tmp_path / "second"),
+                "role": "kv_consumer",
+            },
+        },
+    }
+    with open_llm(reference.directory, **two) as llm:
+        tokens, num_loaded = generate(llm, PROMPTS)
+        assert tokens == expected and num_loaded > 0
+    assert list((tmp_path / "first").rglob("*.safetensors")), "the first one saves what was loaded"
+    for change, told in [
+        (
+            {"kv_connectors": ["shared_storage", "shared_storage"]},
+            "shared_storage is there twice; give one of them a label, as in shared_storage@second",
+        ),
+        (
+            {"kv_connectors": ["shared_storage"]},
+            "kv_connectors has no shared-storage@archive, only shared_storage",
+        ),
+        ({"kv_connectors": ["shared_storage", "nothing@2"]}, "nothing"),
+        ({"plugins_deny": ["kv_connector:shared_storage"]}, "denied by 'kv_connector:shared_st"),
+        (
+            {"kv_connectors": ["shared_storage@archive", "shared_storage@other"]},
+            "kv_connector.shared_storage@other.shared_storage_path: Field required",
+        ),
+    ]:
+        with pytest.raises(PegboardError, match=told):
+            open_llm(reference.directory, **{**two, **change})
 
 
 @pytest.mark.parametrize("extra", [{}, {"fill_mean": 0.1, "fill_std": 1.0}], ids=["", "random"])

@@ -115,14 +115,6 @@ def test_short_forms():
             "needs kv_connector_extra_config.connectors, a list",
         ),
         (
-            [
-                "--kv-transfer-config",
-                '{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors":'
-                ' [{"kv_connector": "C"}, {"kv_connector": "C"}]}}',
-            ],
-            "has a connector twice: C, C",
-        ),
-        (
             ["--kv-transfer-config", '{"kv_connector": "C"}', "--kv-offloading-size", "1"],
             "was also given",
         ),
@@ -214,6 +206,18 @@ def test_short_forms():
             ],
             {"kv_connectors": ["C", "D"], "kv_load_failure_policy": "fail"},
             {"kv_connector.C": {"role": "kv_consumer"}, "kv_connector.D": {"a": 1}},
+        ),
+        (
+            [
+                "--kv-transfer-config",
+                '{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": ['
+                '{"kv_connector": "C", "kv_connector_extra_config": {"a": 1}}, '
+                '{"kv_connector": "D"}, '
+                '{"kv_connector": "C", "kv_role": "kv_consumer", "kv_connector_extra_config": '
+                '{"a": 2}}, {"kv_connector": "C"}]}}',
+            ],
+            {"kv_connectors": ["C", "D", "C@2", "C@3"]},
+            {"kv_connector.C": {"a": 1}, "kv_connector.C@2": {"a": 2, "role": "kv_consumer"}},
         ),
         (
             ["--kv-offloading-size", "2.5", "--kv-offloading-backend", "native"],

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,7 @@ def _without_agreeing(
 
 def _chain_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -> Layer:
     """Return the settings and options of a mapping that contains several plugins, each in the form
-    of a mapping about one."""
+    of a mapping about one. The second use of a plugin is called "NAME@2"."""
     options = value.get(rule["options"])
     parts = options.get(rule["parts"]) if isinstance(options, Mapping) else None
     if (
@@ -259,14 +260,20 @@ def _chain_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -
     engine: dict[str, Any] = {
         ours: value[key] for key, ours in rule["settings"].items() if value.get(key) is not None
     }
-    engine[rule["sets"]] = []
+    names: list[str] = []
     plugins: dict[str, Any] = {}
     for layer in (_plugin_layer(name, {rule["plugin"]: None, **part}, rule) for part in parts):
-        engine[rule["sets"]] += layer["engine"].pop(rule["sets"])
+        given = layer.get("plugins", {}).get("options", {})
+        for plugin in layer["engine"].pop(rule["sets"]):
+            number = next(n for n in count(1) if _numbered(plugin, n) not in names)
+            names.append(_numbered(plugin, number))
+            if (address := f"{rule['kind']}.{plugin}") in given:
+                plugins[f"{rule['kind']}.{names[-1]}"] = given[address]
         engine |= layer["engine"]
-        plugins |= layer.get("plugins", {}).get("options", {})
-    if len(set(names := engine[rule["sets"]])) < len(names):
-        raise ConfigError(
-            f"{name}: {rule['chain']} has a connector twice: {', '.join(names)}; name each once"
-        )
+    engine[rule["sets"]] = names
     return {"engine": engine, **({"plugins": {"options": plugins}} if plugins else {})}
+
+
+def _numbered(plugin: str, number: int) -> str:
+    """Return the name of the n-th use of a plugin in a chain."""
+    return plugin if number == 1 else f"{plugin}@{number}"
