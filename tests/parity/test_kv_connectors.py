@@ -15,7 +15,7 @@ from safetensors import safe_open
 from tiny_models import DIVIDED
 
 from pegboard import LLM, SamplingParams
-from pegboard.errors import RequestError
+from pegboard.errors import ConfigError, PegboardError, RequestError
 
 PARAMS = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, detokenize=False)
 WINDOWS = {
@@ -112,6 +112,110 @@ def test_prefixes_are_loaded_after_a_restart(
         )
     with open_llm(reference.directory, **engine) as llm:
         assert generate(llm, answers)[0] == tokens
+
+
+def test_an_engine_that_cannot_load_says_why(
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another type of the cache, then other weights."""
+    first, second = write("llama"), write("llama", "other", initializer_range=0.3)
+    texts = []
+    for directory, engine in (
+        (first.directory, {}),
+        (first.directory, {"kv_cache_dtype": "bfloat16"}),
+        (second.directory, {}),
+        (first.directory, {}),
+    ):
+        caplog.clear()
+        with open_llm(directory, **engine, **settings(tmp_path / "kv")) as llm:
+            generate(llm, PROMPTS)
+        texts += ["".join(x for x in caplog.messages if "KV blocks of other engines" in x)]
+    assert texts[0] == texts[3] == ""
+    assert "kv_cache_dtype: this engine has bfloat16" in texts[1] and "the folder has" in texts[1]
+    assert "checkpoint: " not in texts[1] and " dtype: " not in texts[1]
+    assert "checkpoint: this engine has LlamaForCausalLM, sha256:" in texts[2]
+    assert "kv_cache_dtype" not in texts[2], "it is compared with the closest engine"
+
+
+def test_one_connector_with_two_folders(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    """vLLM's form, and Pegboard's. Both folders get the blocks, and either is enough to load
+    them. The rules about a plugin are about all its uses."""
+    reference = write("llama")
+    parts = [settings(tmp_path / name)["kv_transfer_config"] for name in ("first", "second")]
+    chain = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": parts}}
+    with open_llm(reference.directory) as llm:
+        expected, _ = generate(llm, PROMPTS)
+    with open_llm(reference.directory, kv_transfer_config=chain) as llm:
+        assert generate(llm, PROMPTS)[0] == expected
+    blocks = [
+        {file.name for file in (tmp_path / name).rglob("*.safetensors")}
+        for name in ("first", "second")
+    ]
+    assert blocks[0] == blocks[1] and blocks[0]
+    rmtree(tmp_path / "first")
+    two: dict[str, Any] = {
+        "kv_connectors": ["shared_storage", "shared_storage@archive"],
+        "plugins_allow": ["kv_connector:shared_storage"],
+        "plugin_options": {
+            "kv_connector.shared_storage": {"shared_storage_path": str(tmp_path / "first")},
+            "kv_connector.shared-storage@archive": {
+                "shared_storage_path": str(tmp_path / "second"),
+                "role": "kv_consumer",
+            },
+        },
+    }
+    with open_llm(reference.directory, **two) as llm:
+        tokens, num_loaded = generate(llm, PROMPTS)
+        assert tokens == expected and num_loaded > 0
+    assert list((tmp_path / "first").rglob("*.safetensors")), "the first one saves what was loaded"
+    for change, told in [
+        (
+            {"kv_connectors": ["shared_storage", "shared_storage"]},
+            "shared_storage is there twice; give one of them a label, as in shared_storage@second",
+        ),
+        (
+            {"kv_connectors": ["shared_storage"]},
+            "kv_connectors has no shared-storage@archive, only shared_storage",
+        ),
+        ({"kv_connectors": ["shared_storage", "nothing@2"]}, "nothing"),
+        ({"plugins_deny": ["kv_connector:shared_storage"]}, "denied by 'kv_connector:shared_st"),
+        (
+            {"kv_connectors": ["shared_storage@archive", "shared_storage@other"]},
+            "kv_connector.shared_storage@other.shared_storage_path: Field required",
+        ),
+    ]:
+        with pytest.raises(PegboardError, match=told):
+            open_llm(reference.directory, **{**two, **change})
+
+
+@pytest.mark.parametrize("extra", [{}, {"fill_mean": 0.1, "fill_std": 1.0}], ids=["", "random"])
+@pytest.mark.parametrize("retains", [{}, WINDOWS], ids=["full", "windows"])
+def test_decode_is_measured_without_a_prefill(
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    retains: Any,
+    extra: Any,
+) -> None:
+    reference = write("gemma3_text" if retains else "llama", **retains)
+    bench = {"kv_connector": "DecodeBenchConnector", "kv_connector_extra_config": extra}
+    with open_llm(reference.directory, kv_transfer_config=bench) as llm:
+        tokens, num_filled = generate(llm, PROMPTS)
+        assert all(len(output) == 9 for output in tokens)
+        assert num_filled == sum(len(prompt) - 1 for prompt in PROMPTS)
+    chain = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {
+            "connectors": [settings(tmp_path)["kv_transfer_config"], bench]
+        },
+    }
+    with pytest.raises(ConfigError, match="DecodeBenchConnector must be the only one, because its"):
+        open_llm(reference.directory, kv_transfer_config=chain)
 
 
 @pytest.mark.parametrize("retains", [{}, WINDOWS], ids=["full", "windows"])

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 PREFIX = "pegboard."
 SETTINGS_GROUP = "pegboard.settings.v1"
 """Entry points of sections of settings (`config.sections`)."""
+LABELLED = {"kv_connector"}
+"""Kinds of which an engine may use one plugin several times. "NAME@LABEL" is a use of the plugin
+NAME with options of its own."""
 GROUP = re.compile(r"pegboard\.([a-z0-9_]+)\.v(\d+)")
 
 
@@ -50,6 +53,11 @@ class Entry:
     @property
     def sort_key(self) -> tuple[str, str, str, str]:
         return (self.kind, self.name, self.distribution, self.group)
+
+
+def without_label(kind: str, name: str) -> str:
+    """Return the name of the plugin that `name`, perhaps with a label, uses."""
+    return name.partition("@")[0] if kind in LABELLED else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,11 +193,12 @@ def plan_of(folder: Path, **engine: Any) -> tuple[EnginePlan, EngineConfig]:
 
 def test_everything_that_decides_a_block_enters_the_identity(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from pegboard.engine.build import _kv_identity
+    from pegboard.engine.kv.identity import identified
 
     plan, config = plan_of(tmp_path)
     kv_plan = small_plan(Full())
     layout = "native 1"
+    facts: list[dict[str, str]] = []
 
     def identity(
         layout: str = layout,
@@ -211,7 +212,9 @@ def test_everything_that_decides_a_block_enters_the_identity(tmp_path: Path) -> 
         if draft is not None:
             source = DraftSource(dataclasses.replace(plan.checkpoint, digest=draft))
         changed = dataclasses.replace(plan, checkpoint=target, draft=source)
-        return _kv_identity(changed, engine, [layout, layout], kv)
+        plan_with_facts = identified(kv, changed, engine, [layout, layout])
+        facts.append(plan_with_facts.facts)
+        return plan_with_facts.identity
 
     group = kv_plan.groups[0]
     other_type = msgspec.structs.replace(
@@ -232,6 +235,7 @@ def test_everything_that_decides_a_block_enters_the_identity(tmp_path: Path) -> 
         identity(engine=msgspec.structs.replace(config, dtype="bfloat16")),
         identity(engine=msgspec.structs.replace(config, quantization="int8")),
         identity(engine=msgspec.structs.replace(config, tensor_parallel_size=2)),
+        identity(engine=msgspec.structs.replace(config, prefix_caching_hash_algo="sha256_cbor")),
         identity(kv=msgspec.structs.replace(kv_plan, hash_block_size=8)),
         identity(
             kv=msgspec.structs.replace(
@@ -245,6 +249,10 @@ def test_everything_that_decides_a_block_enters_the_identity(tmp_path: Path) -> 
         ),
     ]
     assert len(set(variants)) == len(variants)
+    texts = {repr(sorted(each.items())) for each in facts}
+    assert len(texts) == len(variants), "each of them is also a fact"
+    assert facts[0]["checkpoint"] == "Fake, sha256:1" and facts[0]["layout"] == layout
+    assert facts[8]["dtype"] == "bfloat16"
     assert identity() == identity(kv=msgspec.structs.replace(kv_plan, num_blocks=99)), (
         "the size of the cache decides nothing"
     )

@@ -3,6 +3,7 @@ ignore them."""
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -114,14 +115,6 @@ def test_short_forms():
             "needs kv_connector_extra_config.connectors, a list",
         ),
         (
-            [
-                "--kv-transfer-config",
-                '{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors":'
-                ' [{"kv_connector": "C"}, {"kv_connector": "C"}]}}',
-            ],
-            "has a connector twice: C, C",
-        ),
-        (
             ["--kv-transfer-config", '{"kv_connector": "C"}', "--kv-offloading-size", "1"],
             "was also given",
         ),
@@ -183,6 +176,17 @@ def test_short_forms():
         ),
         (
             [
+                "--kv-transfer-config",
+                '{"kv_connector": "C", "engine_id": "e", "kv_rank": 1, "kv_parallel_size": 2, '
+                '"kv_ip": "127.0.0.1", "kv_port": 14579, "kv_buffer_device": "cuda", '
+                '"kv_buffer_size": 1e9, "kv_connector_module_path": null, '
+                '"enable_permute_local_kv": false, "kv_connector_extra_config": null}',
+            ],
+            {"kv_connectors": ["C"]},
+            {},
+        ),
+        (
+            [
                 "--kv-transfer-config.kv_connector",
                 "C",
                 "--kv-transfer-config.kv_role",
@@ -202,6 +206,18 @@ def test_short_forms():
             ],
             {"kv_connectors": ["C", "D"], "kv_load_failure_policy": "fail"},
             {"kv_connector.C": {"role": "kv_consumer"}, "kv_connector.D": {"a": 1}},
+        ),
+        (
+            [
+                "--kv-transfer-config",
+                '{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": ['
+                '{"kv_connector": "C", "kv_connector_extra_config": {"a": 1}}, '
+                '{"kv_connector": "D"}, '
+                '{"kv_connector": "C", "kv_role": "kv_consumer", "kv_connector_extra_config": '
+                '{"a": 2}}, {"kv_connector": "C"}]}}',
+            ],
+            {"kv_connectors": ["C", "D", "C@2", "C@3"]},
+            {"kv_connector.C": {"a": 1}, "kv_connector.C@2": {"a": 2, "role": "kv_consumer"}},
         ),
         (
             ["--kv-offloading-size", "2.5", "--kv-offloading-backend", "native"],
@@ -254,8 +270,26 @@ def test_other_forms(words, engine, options):
         (["-sc", '{"model": "m", "parallel_drafting": true}'], "only false"),
         (["-sc", '{"model": "m", "speculative_token_tree": "[(0,), (1,)]"}'], "only null"),
         (
-            ["--kv-transfer-config", '{"kv_connector": "C", "kv_port": 3}'],
-            "'kv_port' does not exist",
+            ["--kv-transfer-config", '{"kv_connector": "C", "kv_prot": 3}'],
+            "'kv_prot' does not exist",
+        ),
+        *[
+            (["--kv-transfer-config", json.dumps({"kv_connector": "C", key: value})], told)
+            for key, value, told in [
+                ("kv_ip", "10.0.0.1", "kv_ip 10.0.0.1 has no effect .*only 127.0.0.1.*remove it"),
+                ("kv_port", 3, "kv_port 3 has no effect .*only 14579.*remove it"),
+                ("kv_buffer_size", 5, "kv_buffer_size 5 has no effect .*an option of the conn"),
+                ("enable_permute_local_kv", True, "only false.*same layout"),
+                ("kv_connector_module_path", "my.module", "plugins new kv_connector NAME"),
+            ]
+        ],
+        (
+            [
+                "--kv-transfer-config",
+                '{"kv_connector": "MultiConnector", "kv_port": 3, "kv_connector_extra_config": '
+                '{"connectors": [{"kv_connector": "C"}]}}',
+            ],
+            "kv_port 3 has no effect",
         ),
         (["--compilation-config", '{"backend": "inductor"}'], "mode 0, or cudagraph_mode"),
         (["--no-async-scheduling", "--max-in-flight", "2"], "was also given"),

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 Layer = dict[str, dict[str, Any]]
+ANY = "*"
+"""In `agrees`: every value has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +192,9 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
     unnamed = rule.get("unnamed", "")
     if not isinstance(plugin, str | None if value.get(unnamed) else str) or plugin == "":
         raise ConfigError(f"{name} needs {rule['plugin']!r}, the name of a plugin; got {plugin!r}")
+    value = _without_agreeing(name, value, rule)
     if plugin == rule.get("chain", ""):
         return _chain_layer(name, value, rule)
-    value = dict(value)
-    for key, texts in rule.get("agrees", {}).items():
-        given = value.pop(key, None)
-        if given is not None and _text(given) not in (agreeing := texts.split("|")):
-            raise ConfigError(
-                f"{name}: {key} {given} has no effect in Pegboard (only {' or '.join(agreeing)})"
-            )
     settings: Mapping[str, str] = rule.get("settings", {})
     known = [
         key
@@ -228,9 +225,27 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
     return {"engine": engine, **({"plugins": plugins} if plugins else {})}
 
 
+def _without_agreeing(
+    name: str, value: Mapping[str, Any], rule: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the mapping without the keys that have no effect. Raises ConfigError if a value asks
+    for one."""
+    rest = dict(value)
+    for key, texts in rule.get("agrees", {}).items():
+        given = rest.pop(key, None)
+        agreeing = texts.split("|")
+        if given is not None and texts != ANY and _text(given) not in agreeing:
+            reason = rule.get("reasons", {}).get(key, "")
+            raise ConfigError(
+                f"{name}: {key} {given} has no effect in Pegboard (only {' or '.join(agreeing)})"
+                f"{reason and f': {reason}'}"
+            )
+    return rest
+
+
 def _chain_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -> Layer:
     """Return the settings and options of a mapping that contains several plugins, each in the form
-    of a mapping about one."""
+    of a mapping about one. The second use of a plugin is called "NAME@2"."""
     options = value.get(rule["options"])
     parts = options.get(rule["parts"]) if isinstance(options, Mapping) else None
     if (
@@ -245,14 +260,20 @@ def _chain_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -
     engine: dict[str, Any] = {
         ours: value[key] for key, ours in rule["settings"].items() if value.get(key) is not None
     }
-    engine[rule["sets"]] = []
+    names: list[str] = []
     plugins: dict[str, Any] = {}
     for layer in (_plugin_layer(name, {rule["plugin"]: None, **part}, rule) for part in parts):
-        engine[rule["sets"]] += layer["engine"].pop(rule["sets"])
+        given = layer.get("plugins", {}).get("options", {})
+        for plugin in layer["engine"].pop(rule["sets"]):
+            number = next(n for n in count(1) if _numbered(plugin, n) not in names)
+            names.append(_numbered(plugin, number))
+            if (address := f"{rule['kind']}.{plugin}") in given:
+                plugins[f"{rule['kind']}.{names[-1]}"] = given[address]
         engine |= layer["engine"]
-        plugins |= layer.get("plugins", {}).get("options", {})
-    if len(set(names := engine[rule["sets"]])) < len(names):
-        raise ConfigError(
-            f"{name}: {rule['chain']} has a connector twice: {', '.join(names)}; name each once"
-        )
+    engine[rule["sets"]] = names
     return {"engine": engine, **({"plugins": {"options": plugins}} if plugins else {})}
+
+
+def _numbered(plugin: str, number: int) -> str:
+    """Return the name of the n-th use of a plugin in a chain."""
+    return plugin if number == 1 else f"{plugin}@{number}"

@@ -3,15 +3,11 @@ Imports torch."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import msgspec
 
 from pegboard.config.data_parallel import engine_number
 from pegboard.config.limits import AUTO_LEN, NO_LIMIT, Limits
@@ -26,6 +22,7 @@ from pegboard.engine.executors import (
 )
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
+from pegboard.engine.kv.identity import identified
 from pegboard.engine.kv.plan import capacity, fit_kv
 from pegboard.engine.kv.special_rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
@@ -89,9 +86,7 @@ def _build(registry: Registry, plan: EnginePlan, in_program: bool) -> Engine:
     kv_plan, limits = _fit_kv(plan, config, limits, specs, kv_bytes, room_bytes)
     limits = replace(limits, drafts_ahead=all(rank.drafts_ahead for rank in ready))
     layouts = [rank.kv_layout for rank in stages]
-    kv_plan = msgspec.structs.replace(
-        kv_plan, identity=_kv_identity(plan, config, layouts, kv_plan)
-    )
+    kv_plan = identified(kv_plan, plan, config, layouts)
     executor.call("allocate", kv_plan)
     for decision in executor.call("warm_up")[0]:  # ranks choose alike
         registry.record(decision)
@@ -287,40 +282,6 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
         disable_chunked_mm_input=config.disable_chunked_mm_input,
         whole=plan.whole,
     )
-
-
-def _kv_identity(
-    plan: EnginePlan, config: EngineConfig, layouts: Sequence[str], kv_plan: KVPlan
-) -> str:
-    """Return the identity of the blocks (see KVPlan). A checkpoint without a digest never has the
-    same identity twice."""
-    checkpoints = [plan.checkpoint]
-    if plan.draft is not None:
-        checkpoints.append(plan.draft.checkpoint)
-    weights = [
-        (
-            checkpoint.digest or os.urandom(16).hex(),
-            checkpoint.config,
-            checkpoint.rope_style,
-            checkpoint.quantization,
-        )
-        for checkpoint in checkpoints
-    ]
-    computed = [
-        config.quantization,
-        config.spec_quantization,
-        config.spec_tensor_parallel_size,
-        config.dtype,
-        config.tensor_parallel_size,
-        config.pipeline_parallel_size,
-        config.decode_context_parallel_size,
-        config.prefill_context_parallel_size,
-        config.cp_kv_cache_interleave_size,
-    ]
-    stored = [layouts, kv_plan.groups, kv_plan.hash_block_size]
-    return hashlib.sha256(
-        msgspec.json.encode([weights, computed, stored], order="sorted", enc_hook=repr)
-    ).hexdigest()
 
 
 def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[str, Any]:

@@ -156,7 +156,9 @@ class KVPlan(msgspec.Struct, frozen=True):
     hash_block_size: tokens per hashed block. identity: a digest of everything that determines the
     content of a block, except its tokens and adapter: the checkpoint, its config, the compute type,
     the parallel sizes, and what the attention backends store and how. All block hashes depend on
-    it.
+    it. facts: the same in words, name → text, so that two engines can say in what they differ.
+    Equal facts do not mean equal identities. Both describe the engine as it started: after a weight
+    update, the hashes depend on the new weights too.
     """
 
     groups: tuple[KVGroup, ...]
@@ -164,6 +166,7 @@ class KVPlan(msgspec.Struct, frozen=True):
     block_bytes: int
     hash_block_size: int
     identity: str = ""
+    facts: dict[str, str] = {}
 
 
 # --- the layer, the views and the step ------------------------------------------------------------

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 class KVConnectorSpec(Spec):
     """`implementation` is the scheduler half. worker: "module:Class" of the worker half.
     parameters: the names in a request's `kv_transfer_params` that it reads. A request with a name
-    that no configured connector reads is refused."""
+    that no configured connector reads is refused. alone: why no other connector may be beside it;
+    "" = others may be."""
 
     worker: str
     parameters: frozenset[str] = frozenset()
+    alone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,9 @@ from pegboard.errors import (
     PluginNotFound,
     RequestError,
 )
-from pegboard.installed import Entry
+from pegboard.installed import Entry, without_label
 from pegboard.interfaces.draft import DraftSource
+from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard.interfaces.model_source import (
     FileFilter,
 )
@@ -330,6 +331,36 @@ def _check_names(registry: Registry, settings: Settings) -> None:
                 entry = registry.find(kind, str(name))
                 if entry.version == UNINSTALLED:
                     registry.spec(entry)
+    _check_chain(registry, settings)
+
+
+def _check_chain(registry: Registry, settings: Settings) -> None:
+    """Check that the KV connectors may be beside each other, and that options under a label belong
+    to one of them."""
+    names = settings.engine.kv_connectors or []
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"kv_connectors {', '.join(names)}: {name} is there twice; give one of them a "
+                f"label, as in {name}@second, and its options as kv_connector.{name}@second.OPTION"
+            )
+        entry = registry.find("kv_connector", name)
+        registry.options(entry)
+        spec = registry.spec(entry)
+        if isinstance(spec, KVConnectorSpec) and spec.alone and len(names) > 1:
+            raise ConfigError(
+                f"kv_connectors {', '.join(names)}: {name} must be the only one, because "
+                f"{spec.alone}; remove it or the others"
+            )
+    known = {f"kv_connector.{name}".replace("_", "-") for name in names}
+    for address in settings.plugins.options:
+        kind, _, name = address.partition(".")
+        labelled = without_label(kind, name) != name
+        if labelled and address.replace("_", "-") not in known:
+            raise ConfigError(
+                f"options for {address}: kv_connectors has no {name}, only "
+                f"{', '.join(names) or 'nothing'}"
+            )
 
 
 def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> frozenset[str]:

@@ -4,12 +4,13 @@ verdicts of probes."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from pegboard import env
 from pegboard.config.schema import PluginConfig
 from pegboard.errors import PluginBroken, PluginConflict, PluginUnsuitable
-from pegboard.installed import Entry, normalized
+from pegboard.installed import Entry, normalized, without_label
 from pegboard.interfaces.platform import PlatformSpec
 from pegboard.interfaces.spec import Ok, Spec, Verdict
 from pegboard.log import get_logger
@@ -54,13 +55,17 @@ class Catalogue:
         return sorted({entry.name for entry in self.entries(kind)})
 
     def find(self, kind: str, name: str) -> Entry:
-        """Return the entry called `name`, or "distribution:name".
+        """Return the entry called `name`, or "distribution:name". The entry of a name with a label
+        has the label in its name.
 
         Raises PluginNotFound, which says what to install or what was meant, PluginConflict if
         several distributions provide it, and PluginUnsuitable if it is installed but blocked by a
         rule or made for another interface.
         """
         check_kind(kind)
+        if (plain := without_label(kind, name)) != name:
+            entry = self.find(kind, plain)
+            return replace(entry, name=entry.name + name.removeprefix(plain))
         distribution, colon, short = name.rpartition(":")
         named = [entry for entry in self.scan.entries if entry.kind == kind and entry.name == short]
         if colon:

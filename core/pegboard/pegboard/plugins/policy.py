@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, did_you_mean
-from pegboard.installed import Entry, normalized
+from pegboard.installed import Entry, normalized, without_label
 from pegboard.interfaces import KINDS
 from pegboard.plugins.defaults import catalogue, default_enabled
 from pegboard.plugins.discovery import HOOKS_KIND, UNINSTALLED, Scan
@@ -70,7 +70,8 @@ def check(config: PluginConfig, scan: Scan) -> None:
         if entry.version == UNINSTALLED and (reason := blocked(config, entry)):
             raise ConfigError(f"--plugin: {entry.id} may not be used: {reason}")
     for kind, name in map(option_key, config.options):
-        if not any(entry.kind == kind and names_entry(name, entry) for entry in installed):
+        plain = without_label(kind, name)
+        if not any(entry.kind == kind and names_entry(plain, entry) for entry in installed):
             known = [f"{entry.kind}.{entry.name}" for entry in installed]
             advice = _advice(f"{kind}.{name}", f"{kind}:{name}", known)
             if not advice and (
@@ -110,12 +111,13 @@ def matches(pattern: str, entry: Entry) -> bool:
     parts = pattern.split(":")
     if len(parts) == 1:
         return normalized(pattern) == entry.distribution
+    name = without_label(entry.kind, entry.name)
     if len(parts) == 2:
-        return parts == [entry.kind, entry.name]
+        return parts == [entry.kind, name]
     return (
         parts[0] == entry.kind
         and normalized(parts[1]) == entry.distribution
-        and ":".join(parts[2:]) == entry.name
+        and ":".join(parts[2:]) == name
     )
 
 

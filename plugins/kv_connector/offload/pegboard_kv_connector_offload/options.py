@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -13,7 +13,7 @@ SIZES = ("size_gb", "cpu_bytes_to_use", "num_cpu_blocks")
 
 
 class OffloadOptions(BaseModel):
-    """How much memory there is. At most one field is given."""
+    """How much memory there is, by at most one of the sizes, and which blocks stay in it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -21,6 +21,13 @@ class OffloadOptions(BaseModel):
     cpu_bytes_to_use: int | None = Field(None, gt=0, description="the same in bytes; vLLM's name")
     num_cpu_blocks: int | None = Field(
         None, gt=0, description="the same as a number of blocks; vLLM's name"
+    )
+    eviction_policy: Literal["lru", "arc"] = Field(
+        "lru",
+        description=(
+            "which blocks make room: lru = those used least recently; arc = also counts whether "
+            "they were used several times"
+        ),
     )
 
     @model_validator(mode="after")

@@ -3,24 +3,21 @@ torch."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from pegboard.errors import ConfigError
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard_kv.scheduler import StoreScheduler
+from pegboard_kv_connector_offload.arc import Arc
+from pegboard_kv_connector_offload.lru import Eviction, Lru, Name
 from pegboard_kv_connector_offload.options import OffloadOptions
-
-Name = tuple[int, bytes]
-"""(KV group, hash)."""
 
 
 class Slots:
-    """The `BlockStore` of numbered slots. The blocks are in the order of their last use. A slot
-    that the next plan names is not given away, because the worker half saves before it loads and
-    would overwrite what it is to load."""
+    """The `BlockStore` of numbered slots. A slot that the next plan names is not given away,
+    because the worker half saves before it loads and would overwrite what it is to load."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._slots: OrderedDict[Name, int] = OrderedDict()
+    def __init__(self, num_slots: int, eviction: Eviction) -> None:
+        self._eviction = eviction
+        self._slots: dict[Name, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
         self._named: set[int] = set()
 
@@ -29,26 +26,26 @@ class Slots:
 
     def use(self, group: int, block_hash: bytes) -> int:
         slot = self._slots[group, block_hash]
-        self._slots.move_to_end((group, block_hash))
+        self._eviction.used((group, block_hash))
         self._named.add(slot)
         return slot
 
     def reserve(self, group: int, block_hash: bytes) -> int | None:
         name = (group, block_hash)
         if name in self._slots:
-            self._slots.move_to_end(name)
+            self._eviction.used(name)
             return None
-        slot = self._free.pop() if self._free else self._evict()
+        slot = self._free.pop() if self._free else self._evict(name)
         if slot is not None:
+            self._eviction.added(name)
             self._slots[name] = slot
             self._named.add(slot)
         return slot
 
-    def _evict(self) -> int | None:
-        """Drop the block whose last use is longest ago. Return None if the next plan names all of
-        them."""
-        oldest = next((name for name, slot in self._slots.items() if slot not in self._named), None)
-        return None if oldest is None else self._slots.pop(oldest)
+    def _evict(self, name: Name) -> int | None:
+        """Drop a block for `name`. Return None if the next plan names all slots."""
+        victim = self._eviction.make_room(name, lambda old: self._slots[old] not in self._named)
+        return None if victim is None else self._slots.pop(victim)
 
     def sent(self) -> None:
         self._named.clear()
@@ -64,4 +61,5 @@ class OffloadScheduler(StoreScheduler):
                 f"the memory of offload is smaller than a KV block of {setup.plan.block_bytes} "
                 "bytes; give it more"
             )
-        super().__init__(setup, Slots(num_slots), load="in_step")
+        eviction = Arc(num_slots) if options.eviction_policy == "arc" else Lru()
+        super().__init__(setup, Slots(num_slots, eviction), load="in_step")

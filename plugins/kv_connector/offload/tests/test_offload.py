@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pegboard_kv_connector_offload.lru import Lru
 from pegboard_kv_connector_offload.options import OffloadOptions
 from pegboard_kv_connector_offload.scheduler import OffloadScheduler, Slots
 from pegboard_kv_connector_offload.worker import OffloadWorker
@@ -24,9 +27,12 @@ def test_contract(name: str) -> None:
 class TestOffload(KVConnectorContract):
     outlives = False
     num_blocks = 1000
+    eviction_policy: Literal["lru", "arc"] = "lru"
 
     def halves(self, setup: KVConnectorSetup) -> Halves:
-        options = OffloadOptions(num_cpu_blocks=self.num_blocks)
+        options = OffloadOptions(
+            num_cpu_blocks=self.num_blocks, eviction_policy=self.eviction_policy
+        )
         return OffloadScheduler(options, setup), OffloadWorker(options, setup)
 
     def test_a_small_cache_computes_little_again(self) -> None:
@@ -57,6 +63,12 @@ class TestSmallOffload(TestOffload):
     test_a_small_cache_computes_little_again = None  # type: ignore[assignment]
 
 
+class TestSmallArcOffload(TestSmallOffload):
+    """The same with the other policy."""
+
+    eviction_policy = "arc"
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.integers(1, 4),
@@ -67,7 +79,7 @@ class TestSmallOffload(TestOffload):
 def test_a_slot_holds_one_block(num_slots: int, calls: list[tuple[str, int]]) -> None:
     """The one whose last use is longest ago makes room. Reserving a block that is there is a
     use."""
-    slots = Slots(num_slots)
+    slots = Slots(num_slots, Lru())
     named = dict[int, int]()
     order = list[int]()
     for call, number in calls:

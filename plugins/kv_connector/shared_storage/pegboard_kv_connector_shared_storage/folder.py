@@ -2,6 +2,7 @@
 torch.
 
     <folder>/<identity>/rank<rank>/<first byte of the hash>/<group>-<hash>.safetensors
+    <folder>/<identity>/engine.json    what the engine says about itself (see `neighbours`)
 
 A file is written under a temporary name and then renamed, so a name never shows half a file. Two
 processes that write the same block write the same content, and the last rename counts. The time of
@@ -26,6 +27,7 @@ from pegboard_kv_connector_shared_storage.options import SharedStorageOptions
 log = get_logger(__name__)
 
 SUFFIX = ".safetensors"
+FACTS_FILE = "engine.json"
 TEMPORARY = ".tmp"
 ABANDONED_S = 600.0
 """Seconds after which a temporary file belongs to a process that has died."""
@@ -39,12 +41,13 @@ Buffer = bytes | bytearray | memoryview
 
 
 class BlockFolder:
-    """The blocks of one engine and rank below `root`. max_bytes: limit of everything below `root`;
-    0 = none."""
+    """The blocks of one engine and rank below `root`. home: the folder of the engine's identity.
+    max_bytes: limit of all blocks below `root`; 0 = none."""
 
     def __init__(self, root: Path, identity: str, rank: int, max_bytes: int) -> None:
-        self._root = root
-        self._base = os.path.join(root, (identity or "none")[:32], f"rank{rank}")
+        self.root = root
+        self.home = os.path.join(root, (identity or "none")[:32])
+        self._base = os.path.join(self.home, f"rank{rank}")
         self._max_bytes = max_bytes
         self._unchecked_bytes = max_bytes  # the folder is measured after the first write
         self._lock = threading.Lock()
@@ -151,7 +154,7 @@ class BlockFolder:
         until the folder is small enough."""
         blocks = []
         num_bytes = 0
-        for entry in _files(self._root):
+        for entry in files_below(self.root):
             try:
                 status = entry.stat(follow_symlinks=False)
             except OSError:
@@ -170,22 +173,25 @@ class BlockFolder:
                 break
             num_bytes -= size
             num_deleted += self._delete(path)
-        log.debug("deleted %d old KV blocks from %s", num_deleted, self._root)
+        log.debug("deleted %d old KV blocks from %s", num_deleted, self.root)
 
 
-def _files(root: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the files of blocks below `root`: those that `BlockFolder` could have written, and
-    nothing else."""
-    folders = [str(root)]
-    for depth in range(4):
-        below: list[str] = []
-        for folder in folders:
-            try:
-                entries = list(os.scandir(folder))
-            except OSError:
-                continue
-            if depth < 3:
-                below += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-            else:
-                yield from (entry for entry in entries if entry.name.endswith((SUFFIX, TEMPORARY)))
-        folders = below
+def files_below(folder: str | Path, depth: int = 0) -> Iterator[os.DirEntry[str]]:
+    """Yield the files of blocks below a folder, those that `BlockFolder` could have written and
+    nothing else, and temporary files. depth: 0 for the whole folder, 1 for that of an identity."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        if depth < 3 and entry.is_dir(follow_symlinks=False):
+            yield from files_below(entry.path, depth + 1)
+        elif entry.name.endswith(TEMPORARY if depth == 1 else (SUFFIX, TEMPORARY)) and (
+            depth == 3 or (depth == 1 and entry.name.startswith(FACTS_FILE))
+        ):
+            yield entry
+
+
+def has_blocks(home: str) -> bool:
+    """Return whether there are blocks in the folder of an identity."""
+    return any(entry.name.endswith(SUFFIX) for entry in files_below(home, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard_kv.scheduler import StoreScheduler
 from pegboard_kv_connector_shared_storage.folder import BlockFolder
+from pegboard_kv_connector_shared_storage.neighbours import introduce
 from pegboard_kv_connector_shared_storage.options import SharedStorageOptions
 
 
@@ -33,6 +34,7 @@ class SharedStorageScheduler(StoreScheduler):
 
     def __init__(self, options: SharedStorageOptions, setup: KVConnectorSetup) -> None:
         folder = BlockFolder.open(options, setup)
+        introduce(folder, options, setup)
         super().__init__(
             setup,
             _Files(folder),
