@@ -71,6 +71,7 @@ def test_weights_come_through_shared_memory(
         for reference in (new, old, new):
             other.say(str(reference.directory))
             llm.update_weights({"update_info": other.hear()})
+            other.say("")
             check(llm, reference, PROMPTS)
         llm.update_weights(old.directory)
         check(llm, old, PROMPTS)
@@ -94,10 +95,14 @@ def test_weights_come_through_gloo(
 ) -> None:
     old, new = models
     settings: dict[str, Any] = {"weight_transfer_config": {"backend": "nccl"}}
-    with open_llm(old.directory, block_size=16, **settings) as llm:
-        with trainer("torch", str(place["master_port"]), str(place["world_size"])) as other:
-            llm.init_weight_transfer_engine({"init_info": place})
-            for reference in (new, old, new):
-                other.say(str(reference.directory))
-                llm.update_weights({"update_info": other.hear()})
-                check(llm, reference, PROMPTS)
+    words = [str(place[name]) for name in ("master_port", "world_size")]
+    with (
+        open_llm(old.directory, block_size=16, **settings) as llm,
+        trainer("torch", *words) as other,
+    ):
+        llm.init_weight_transfer_engine({"init_info": place})
+        for reference in (new, old, new):
+            other.say(str(reference.directory))
+            llm.update_weights({"update_info": other.hear()})
+            other.say("")
+            check(llm, reference, PROMPTS)

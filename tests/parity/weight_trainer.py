@@ -1,5 +1,5 @@
 """A trainer: for each folder that it reads from stdin, it prints the `update_info` and sends the
-weights. Words: shared_memory, or torch PORT WORLD_SIZE."""
+weights. The next line ends the update. Words: shared_memory, or torch PORT WORLD_SIZE."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 
 def main(backend: str, *words: str) -> None:
     trainer = Trainer(int(words[0]), world_size=int(words[1])) if words else None
-    for line in sys.stdin:
+    while line := sys.stdin.readline():
         weights = load_file(Path(line.strip()) / "model.safetensors")
         if trainer is not None:
             print(json.dumps(described(weights)), flush=True)
             trainer.send(weights)
+            sys.stdin.readline()
             continue
         with shared(weights) as update_info:
             print(json.dumps(update_info), flush=True)
