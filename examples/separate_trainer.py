@@ -39,10 +39,11 @@ def train(pipe: Connection, folder: str) -> None:
         with torch.no_grad():  # a real trainer would learn here
             for weight in model.parameters():
                 weight.add_(torch.randn_like(weight) * 0.05)
-            prompt = torch.tensor([PROMPT])
-            answer = model.generate(prompt, do_sample=False, max_new_tokens=LENGTH, eos_token_id=[])
+            tokens = PROMPT
+            for _ in range(LENGTH):
+                tokens = [*tokens, int(model(torch.tensor([tokens])).logits[0, -1].argmax())]
         with shared(model.state_dict()) as update_info:
-            pipe.send((update_info, answer[0, len(PROMPT) :].tolist()))
+            pipe.send((update_info, tokens[len(PROMPT) :]))
             pipe.recv()  # the engine has the weights
 
 
@@ -52,6 +53,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer = context.Process(target=train, args=(other_end, folder))
         trainer.start()
+        other_end.close()
         pipe.recv()
         params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, detokenize=False)
         with LLM(

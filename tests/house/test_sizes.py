@@ -27,18 +27,18 @@ CEILINGS = {
     "cli": 345,
     "config": 735,
     "data": 825,
-    "engine": 2140,
+    "engine": 2200,
     "engine/boundary": 695,
     "engine/grammar": 470,
     "engine/kv": 775,
     "engine/metrics": 275,
-    "front": 1920,
-    "interfaces": 1490,
+    "front": 1930,
+    "interfaces": 1510,
     "layers": 1180,
     "ops": 430,
     "plan": 970,
     "plugins": 1295,
-    "worker": 3295,
+    "worker": 3420,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""
