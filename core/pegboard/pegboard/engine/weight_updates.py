@@ -38,7 +38,7 @@ class WeightUpdates:
         """Let all ranks connect to the trainer. Raises RequestError."""
         self._steps.finish_all()
         try:
-            self._executor.call("init_weight_transfer", dict(action.init_info))
+            self._executor.call("transfer_weights", "connect", dict(action.init_info))
         except ModelError as error:
             raise RequestError(str(error), parameter="init_info") from error
 
@@ -54,7 +54,7 @@ class WeightUpdates:
             return partial(with_errors, lambda: self._read(checkpoint))
         with_errors = partial(_refusing, "update_info")
         info = dict(action.update_info or {})
-        with_errors(lambda: self._executor.call("check_weights", info))
+        with_errors(lambda: self._executor.call("transfer_weights", "check", info))
         return partial(with_errors, lambda: self._receive(info))
 
     def _read(self, checkpoint: "Checkpoint") -> None:
@@ -74,7 +74,7 @@ class WeightUpdates:
         """Let all ranks take what the trainer sends, or none."""
         digest = os.urandom(16).hex()
         try:
-            self._executor.call("receive_weights", info, digest)
+            self._executor.call("transfer_weights", "receive", info, digest)
         except EngineDeadError:
             raise
         except Exception as error:
@@ -89,9 +89,9 @@ class WeightUpdates:
     def _restore(self) -> bool:
         """Let all ranks read the last checkpoint, if one has lost its weights. Return whether one
         has."""
-        if all(self._executor.call("has_weights", self._received)):
+        if all(self._executor.call("transfer_weights", "has", self._received)):
             return False
-        self._executor.call("restore_weights")
+        self._executor.call("transfer_weights", "restore")
         if self._received:
             self._received = ""
             self._live.weights_changed(os.urandom(16).hex())

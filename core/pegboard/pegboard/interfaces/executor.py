@@ -29,11 +29,7 @@ ENGINE_CALLS = frozenset(
         "wake_up",
         "collective_rpc",
         "update_weights",
-        "init_weight_transfer",
-        "check_weights",
-        "receive_weights",
-        "has_weights",
-        "restore_weights",
+        "transfer_weights",
         "save_sharded_state",
     }
 )

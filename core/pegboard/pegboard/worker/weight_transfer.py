@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pegboard.interfaces.weight_transfer import SentTensor, WeightTransfer, Weig
 from pegboard.plan.weight_update import FLOATS
 from pegboard.worker.loaded_model import INCOMPLETE, LoadedModel
 from pegboard.worker.model_loader import check_tensors, fill_from, wanted_of
+from pegboard.worker.parts import WorkerSetup
 
 LISTS = ("names", "dtype_names", "shapes")
 """The values of an update that say which tensors come. All others are for the plugin."""
@@ -28,19 +30,32 @@ UPDATE = Path("the update")
 
 
 class WeightReceiver:
-    """transfer: the plugin's object. loaded: the model that it fills."""
+    """Fills a model."""
 
-    def __init__(self, transfer: WeightTransfer, loaded: LoadedModel) -> None:
-        self.transfer = transfer
+    def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
 
-    def init(self, info: Mapping[str, Any]) -> None:
+    @cached_property
+    def transfer(self) -> WeightTransfer:
+        """The plugin's object. Raises RequestError if none is configured, PluginError."""
+        return make_transfer(self.loaded.setup)
+
+    def connect(self, info: Mapping[str, Any]) -> None:
         """Connect to the trainer. Raises RequestError, ModelError."""
         self.transfer.init(info)
+
+    def has(self, received: str) -> bool:
+        """Return whether the model has the weights of this name, all of them."""
+        return self.loaded.received == received
+
+    def restore(self) -> None:
+        """Read the last checkpoint again. Raises EngineDeadError if that cannot be read."""
+        restore(self.loaded)
 
     def check(self, info: Mapping[str, Any]) -> list[SentTensor]:
         """Return the tensors that will come. Raises RequestError or ModelError if the model cannot
         be filled with them. Nothing has changed then."""
+        assert self.transfer, "without a plugin, the call has raised an error"
         tensors = sent_tensors(info)
         loaded = self.loaded
         check_tensors(loaded.declared, _checkpoint(loaded.checkpoint, tensors))
@@ -100,7 +115,17 @@ class WeightReceiver:
                 yield WeightPiece(tensor.name, dtype, shape, data)
 
     def close(self) -> None:
-        self.transfer.close()
+        """Close the plugin."""
+        if "transfer" in vars(self):
+            self.transfer.close()
+
+
+def transfer_weights(worker: Any, call: str, *arguments: object) -> object:
+    """The worker's method of this name: call a method of its `WeightReceiver`."""
+    if worker.balance is not None and call == "receive":
+        worker.balance.restore()
+    worker.receiver = worker.receiver or WeightReceiver(worker.models[0])
+    return getattr(worker.receiver, call)(*arguments)
 
 
 def restore(loaded: LoadedModel) -> None:
@@ -115,9 +140,8 @@ def restore(loaded: LoadedModel) -> None:
     loaded.received = ""
 
 
-def make_receiver(loaded: LoadedModel) -> WeightReceiver:
+def make_transfer(setup: WorkerSetup) -> WeightTransfer:
     """Build the configured plugin. Raises RequestError if there is none, PluginError."""
-    setup = loaded.setup
     config = setup.config
     if config.weight_transfer is None:
         raise RequestError(
@@ -131,7 +155,8 @@ def make_receiver(loaded: LoadedModel) -> WeightReceiver:
         engine_number(config) * place.ranks + place.rank,
         config.data_parallel_size * place.ranks,
     )
-    return WeightReceiver(setup.registry.build(entry.require(), transfer_setup), loaded)
+    transfer: WeightTransfer = setup.registry.build(entry.require(), transfer_setup)
+    return transfer
 
 
 def sent_tensors(info: Mapping[str, Any]) -> list[SentTensor]:

@@ -58,7 +58,7 @@ from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.shared_rows import make_shared_rows
 from pegboard.worker.stages import TRAITS
 from pegboard.worker.weight_memory import WeightMemory, fall_asleep, host_bytes, releasable
-from pegboard.worker.weight_transfer import WeightReceiver, make_receiver, restore
+from pegboard.worker.weight_transfer import WeightReceiver, transfer_weights
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
@@ -117,6 +117,8 @@ class Worker:
     replay: Replay | None = None
     extension_methods: frozenset[str] = frozenset()
     balance: ExpertBalance | None = None
+    receiver: WeightReceiver | None = None
+    transfer_weights = transfer_weights
 
     def __init__(self, registry: Registry, plan: WorkerPlan, place: Place) -> None:
         self.registry = registry
@@ -401,35 +403,6 @@ class Worker:
         else:
             self.models[0].update(checkpoint)
 
-    @cached_property
-    def receiver(self) -> WeightReceiver:
-        """What a trainer sends weights to. Raises RequestError if no plugin is configured."""
-        return make_receiver(self.models[0])
-
-    def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
-        """Connect to the trainer. Raises RequestError, ModelError."""
-        self.receiver.init(info)
-
-    def check_weights(self, info: Mapping[str, Any]) -> None:
-        """Raise RequestError or ModelError if the weights of this update do not fit the target."""
-        self.receiver.check(info)
-
-    def receive_weights(self, info: Mapping[str, Any], digest: str) -> None:
-        """Fill the target with what the trainer sends. digest: a name of these weights that no
-        others have. Raises RequestError, ModelError."""
-        if self.balance is not None:
-            self.balance.restore()
-        self.receiver.receive(info, digest)
-
-    def has_weights(self, received: str) -> bool:
-        """Return whether the target has the weights of this name, all of them."""
-        return self.models[0].received == received
-
-    def restore_weights(self) -> None:
-        """Fill the target from the last checkpoint, after a transfer that has failed on a rank.
-        Raises EngineDeadError."""
-        restore(self.models[0])
-
     def save_sharded_state(self, path: str, pattern: str | None, max_size: int | None) -> None:
         """Write what this rank reads of the target's checkpoint. Raises ModelError."""
         files = ShareFiles(folder=Path(path), pattern=pattern, max_bytes=max_size)
@@ -446,9 +419,10 @@ class Worker:
     def stop(self) -> None:
         """Close the connectors and forget everything, for good. What the models and the KV cache
         took of the device is given back at once, because another engine may start there."""
-        for name in ("adapters", "receiver"):
-            if name in vars(self):
-                vars(self)[name].close()
+        if "adapters" in vars(self):
+            self.adapters.close()
+        if self.receiver is not None:
+            self.receiver.close()
         for connector in self.running.parts.connectors.values() if self.runner else ():
             connector.close()
         if self.runner and (shared := self.running.parts.shared_rows) is not None:

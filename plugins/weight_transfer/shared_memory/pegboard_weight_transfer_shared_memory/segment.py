@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,5 +34,5 @@ def placed(sizes: Iterable[tuple[T, int]]) -> Iterator[tuple[T, int, int]]:
 
 def raw(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor on the CPU, which can be written to."""
-    array = tensor.view(-1).view(torch.uint8).numpy()
+    array: Any = tensor.view(-1).view(torch.uint8).numpy()
     return memoryview(array)

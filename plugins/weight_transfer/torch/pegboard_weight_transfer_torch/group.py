@@ -76,7 +76,7 @@ class Group:
         shutdown = getattr(self._group, "shutdown", None)
         if shutdown is not None:
             shutdown()
-        self._group = self._store = None
+        self._group = None
 
 
 def _gloo(store: Any, rank: int, size: int, host: str, port: int, limit: timedelta) -> Any:

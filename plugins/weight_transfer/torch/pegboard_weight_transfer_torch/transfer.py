@@ -16,7 +16,7 @@ from pegboard_weight_transfer_torch.group import Group
 from pegboard_weight_transfer_torch.options import TorchOptions
 
 
-class InitInfo(BaseModel):
+class Meeting(BaseModel):
     """Where the trainer is. rank_offset: the rank of the engine's first one; the trainer has rank
     0. world_size: the number of all ranks."""
 
@@ -37,9 +37,9 @@ class TorchTransfer:
         self._group: Group | None = None
 
     def init(self, info: Mapping[str, Any]) -> None:
-        """See `WeightTransfer.init`. info: as `InitInfo`, which is vLLM's."""
+        """See `WeightTransfer.init`. info: as `Meeting`, which is vLLM's."""
         try:
-            place = InitInfo.model_validate(dict(info))
+            place = Meeting.model_validate(dict(info))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"]))
