@@ -376,10 +376,6 @@ class Worker:
                 f"the platform {self.setup.platform_name} cannot release memory; level 0 pauses "
                 "the engine and keeps it"
             )
-        if level == 2 and self.models[0].received:
-            raise ConfigError(
-                "the weights came from a trainer, so no checkpoint has them; use sleep level 1"
-            )
         if self.balance is not None:
             self.balance.restore()
         weights = WeightMemory(self.models, release)
