@@ -124,7 +124,8 @@ def transfer_weights(worker: Any, call: str, *arguments: object) -> object:
     """The worker's method of this name: call a method of its `WeightReceiver`."""
     if worker.balance is not None and call == "receive":
         worker.balance.restore()
-    worker.receiver = worker.receiver or WeightReceiver(worker.models[0])
+    if "receiver" not in vars(worker):
+        worker.receiver = WeightReceiver(worker.models[0])
     return getattr(worker.receiver, call)(*arguments)
 
 
