@@ -72,6 +72,14 @@ def test_train_and_serve(tmp_path: Path) -> None:
     assert len(rewards) == 8 and rewards[0] < 0.6 and rewards[-1] > rewards[0] + 0.15
 
 
+def test_separate_trainer(tmp_path: Path) -> None:
+    """The engine answers as the trainer's model, in each round."""
+    printed = run("separate_trainer.py", tmp_path)
+    rounds = re.findall(r"^round \d: (\[.*\]), the trainer has (\[.*\])$", printed, re.M)
+    assert len({answer for answer, _ in rounds}) == 3, "the answers change with the weights"
+    assert all(answer == expected for answer, expected in rounds)
+
+
 def numbers_of(printed: str) -> dict[str, float]:
     """The numbers that speculative_decoding.py has printed, by their names."""
     return {name: float(value) for name, value in re.findall(r"^(\D.*): ([\d.]+)$", printed, re.M)}

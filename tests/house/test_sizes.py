@@ -27,18 +27,18 @@ CEILINGS = {
     "cli": 345,
     "config": 750,
     "data": 825,
-    "engine": 2130,
+    "engine": 2190,
     "engine/boundary": 695,
     "engine/grammar": 470,
     "engine/kv": 805,
     "engine/metrics": 275,
-    "front": 1920,
-    "interfaces": 1490,
+    "front": 1930,
+    "interfaces": 1510,
     "layers": 1180,
     "ops": 430,
     "plan": 985,
     "plugins": 1300,
-    "worker": 3295,
+    "worker": 3425,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

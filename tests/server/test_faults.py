@@ -431,9 +431,10 @@ def test_the_table_has_every_kind() -> None:
     and commands are not servers. Poolers: tests/parity/test_pooling_parity.py. Collectives: their
     contract, and test_lifecycle.py for ranks that die or hang. Processors of images:
     core/pegboard/tests/test_media.py. Encoder connectors:
-    tests/parity/test_encoder_connector.py. IO processors: tests/parity/test_io_processor.py."""
+    tests/parity/test_encoder_connector.py. IO processors: tests/parity/test_io_processor.py.
+    Weight transfers: tests/parity/test_weight_transfer.py."""
     left_out = {"model_family", "command", "pooler", "io_processor", "collective"}
-    left_out |= {"multimodal_processor", "encoder_connector"}
+    left_out |= {"multimodal_processor", "encoder_connector", "weight_transfer"}
     assert {kind for kind, _ in ROWS} == set(KINDS) - left_out | {"hooks"}
 
 

@@ -17,6 +17,7 @@ SETTINGS = {
     "attention": "--attention-backend",
     "kv_connector": "--kv-connectors",
     "encoder_connector": "--encoder-connector",
+    "weight_transfer": "--weight-transfer",
     "scheduling_policy": "--scheduling-policy",
     "draft": "--spec-method",
     "structured_output": "--structured-outputs-config.backend",

@@ -100,7 +100,7 @@ def test_a_loader_that_forgets_is_found_out() -> None:
 
     build = fake_build()
     loader = Forgetful({"a.weight": torch.ones(3, 4)})
-    with pytest.raises(ModelError, match=r"weight loader 'memory' did not deliver: a\.weight"):
+    with pytest.raises(ModelError, match=r"did not deliver: a\.weight"):
         load([Linear(build.at("a"), 4, 3)], loader)
 
 

@@ -490,6 +490,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool,
         doc("Divide both matrices of an adapter among ranks, not only one", needs="max_loras"),
     ] = False
+    weight_transfer: Annotated[
+        str | None,
+        doc("Weight transfer plugin: brings new weights from a trainer in another process"),
+    ] = None
     encoder_connector: Annotated[
         str | None,
         doc("Encoder connector plugin: shares rows of images, audio and video with other engines"),

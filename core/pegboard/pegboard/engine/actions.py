@@ -68,17 +68,34 @@ class CollectiveRpc(Action[list[Any]], tag="collective_rpc"):
     kwargs: dict[str, Any] = {}
 
 
-class UpdateWeights(Action[None], tag="update_weights"):
-    """Replace the weights by those in a folder or file on the engine's machine, a checkpoint of the
-    same model. mode: how running requests are treated, as in `pause_generation`; in a pause, its
-    mode counts. Nothing that was computed before is used any more. Raises RequestError if the path
-    is not such a checkpoint. The weights are then the same as before."""
+class InitWeightTransfer(Action[None], tag="init_weight_transfer_engine"):
+    """Connect the workers to a trainer in another process, which sends weights to
+    `update_weights`. init_info: where the trainer is, as the plugin of `weight_transfer` defines
+    it. Raises RequestError if it is wrong, or if the trainer does not come."""
 
-    path: str
+    init_info: Mapping[str, Any]
+
+
+class UpdateWeights(Action[None], tag="update_weights"):
+    """Replace the weights by those of another checkpoint of the same model: a folder or file on the
+    engine's machine, or tensors that a trainer sends (`weight_transfer`). update_info: names,
+    dtype_names and shapes of all tensors of the checkpoint, and what the plugin needs. mode: how
+    running requests are treated, as in `pause_generation`; in a pause, its mode counts. Nothing
+    that was computed before is used any more. Raises RequestError if they are not the weights of
+    such a checkpoint. The weights are then those before, or, if a transfer fails after its
+    beginning, those of the last checkpoint that was read."""
+
+    path: str | None = None
     mode: PauseMode = "abort"
+    update_info: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_mode(self.mode)
+        if (self.path is None) == (self.update_info is None):
+            raise RequestError(
+                "update_weights takes the path of a checkpoint, or the update_info of a trainer",
+                parameter="update_info",
+            )
 
 
 class SaveShardedState(Action[None], tag="save_sharded_state"):
@@ -205,6 +222,7 @@ AnyAction = (
     | StartProfile
     | StopProfile
     | CollectiveRpc
+    | InitWeightTransfer
     | UpdateWeights
     | SaveShardedState
     | Pause

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,6 +15,7 @@ from pegboard.engine.actions import (
     AddLoRA,
     CollectiveRpc,
     Decisions,
+    InitWeightTransfer,
     IsPaused,
     IsScalingElasticEP,
     IsSleeping,
@@ -43,6 +43,7 @@ from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.scheduler import Scheduler
 from pegboard.engine.steps import Steps
+from pegboard.engine.weight_updates import WeightUpdates
 from pegboard.errors import EngineDeadError, ModelError, RequestError
 from pegboard.interfaces.executor import Executor
 
@@ -86,7 +87,7 @@ class Controls:
         self._steps = steps
         self._metrics = metrics
         self._lockstep = lockstep
-        self._describe = describe
+        self._updates = WeightUpdates(executor, live, steps, describe)
         self._can_sleep = can_sleep
         self._mode: PauseMode | None = None  # of the current pause; None = the engine serves
         self._is_sleeping = False
@@ -99,6 +100,7 @@ class Controls:
             StartProfile: lambda action: self._profile(action.path),
             StopProfile: lambda action: self._profile(None),
             CollectiveRpc: self._collective_rpc,
+            InitWeightTransfer: self._updates.connect,
             UpdateWeights: self._update_weights,
             SaveShardedState: self._save,
             Pause: lambda action: self._pause(action.mode, action.clear_cache),
@@ -230,39 +232,25 @@ class Controls:
         return is_reset
 
     def _update_weights(self, action: UpdateWeights) -> Slow[None]:
-        """Requests that go on compute all their tokens again. Old cached blocks no longer match, in
-        connectors either."""
+        """Requests that go on compute all their tokens again."""
         if "weights" in self._asleep:
             raise RequestError('the weights are asleep; call wake_up with the tag "weights" first')
         is_own = self._mode is None
         try:
-            checkpoint = self._describe(action.path)  # before requests are aborted for nothing
+            replace_weights = self._updates.prepare(action)
             yield from self._pause(self._mode or action.mode, clear_cache=True)
             while not self._lockstep.is_quiet:  # others compute with the experts of this engine
                 yield from self._next_step()
-            self._give_weights(checkpoint)
+            replace_weights()
         except EngineDeadError:
             with self._life.changing():
                 raise
-        except BaseException as error:
+        except BaseException:
             if is_own and self._mode is not None:
                 self._resume()
-            if isinstance(error, ModelError):
-                raise RequestError(str(error), parameter="path") from error
             raise
-        self._live.weights_changed(checkpoint.digest or os.urandom(16).hex())
         if is_own:
             self._resume()
-
-    def _give_weights(self, checkpoint: "Checkpoint") -> None:
-        """Let all ranks read a checkpoint, or none."""
-        try:
-            self._executor.call("update_weights", checkpoint)
-        except EngineDeadError:
-            raise
-        except Exception:
-            self._executor.call("update_weights", None)
-            raise
 
     # --- workers ----------------------------------------------------------------------------------
 

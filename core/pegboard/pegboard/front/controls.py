@@ -15,6 +15,7 @@ from pegboard.engine.actions import (
     Action,
     AddLoRA,
     CollectiveRpc,
+    InitWeightTransfer,
     IsPaused,
     IsSleeping,
     ListLoRAs,
@@ -32,7 +33,7 @@ from pegboard.engine.actions import (
     UpdateWeights,
     WakeUp,
 )
-from pegboard.errors import RequestError
+from pegboard.errors import RequestError, brief
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,11 +72,38 @@ def _documented(method: Method, action: Callable[..., object]) -> Method:
     return method
 
 
-def _new_weights(path: str | Path, mode: PauseMode = "abort") -> UpdateWeights:
-    return UpdateWeights(str(path), mode)
+def _values(request: Any, name: str) -> Mapping[str, Any]:
+    """Return the mapping `name` of a request, which is a mapping or an object. Raises
+    RequestError."""
+    values = request.get(name) if isinstance(request, Mapping) else getattr(request, name, None)
+    if not isinstance(values, Mapping):
+        raise RequestError(f"expected {{{name!r}: {{…}}}}, got {brief(request)}", parameter=name)
+    return dict(values)
 
 
-_new_weights.__doc__ = UpdateWeights.__doc__
+def _trainer(request: Any) -> InitWeightTransfer:
+    return InitWeightTransfer(_values(request, "init_info"))
+
+
+_trainer.__doc__ = f"""{InitWeightTransfer.__doc__}
+
+    request: {{"init_info": …}}, or an object with this attribute."""
+
+
+def _new_weights(request: Any, mode: PauseMode = "abort") -> UpdateWeights:
+    if isinstance(request, str | Path):
+        return UpdateWeights(str(request), mode)
+    info = _values(request, "update_info")
+    return (
+        UpdateWeights(info["path"], mode)
+        if [*info] == ["path"]
+        else UpdateWeights(None, mode, info)
+    )
+
+
+_new_weights.__doc__ = f"""{UpdateWeights.__doc__}
+
+    request: a path, or {{"update_info": …}}, or an object with this attribute."""
 
 
 def _share_files(
@@ -94,6 +122,7 @@ class AsyncControls:
         self._ask = ask
 
     add_lora = online(AddLoRA)
+    init_weight_transfer_engine = online(_trainer)
     is_paused = online(IsPaused)
     is_sleeping = online(IsSleeping)
     list_loras = online(ListLoRAs)
@@ -139,6 +168,7 @@ class SyncControls:
         self._ask = ask
 
     add_lora = offline(AddLoRA)
+    init_weight_transfer_engine = offline(_trainer)
     is_sleeping = offline(IsSleeping)
     list_loras = offline(ListLoRAs)
     pin_lora = offline(PinLoRA)

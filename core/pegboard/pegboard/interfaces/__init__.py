@@ -100,6 +100,14 @@ KINDS: dict[str, Kind] = {
             "describes a checkpoint and streams its weights",
         ),
         _kind(
+            "weight_transfer",
+            "WeightTransferSpec",
+            "one",
+            "W",
+            "brings weights from a trainer in another process to a running engine",
+            provisional=True,
+        ),
+        _kind(
             "quantization",
             "QuantizationSpec",
             "keyed",

@@ -29,6 +29,7 @@ ENGINE_CALLS = frozenset(
         "wake_up",
         "collective_rpc",
         "update_weights",
+        "transfer_weights",
         "save_sharded_state",
     }
 )

@@ -322,6 +322,7 @@ def _check_names(registry: Registry, settings: Settings) -> None:
         "structured_output": structured_outputs_config(engine).names,
         "kv_connector": engine.kv_connectors or (),
         "encoder_connector": [engine.encoder_connector],
+        "weight_transfer": [engine.weight_transfer],
         "tool_parser": [engine.tool_call_parser if engine.tool_call_parser != NONE else None],
         "reasoning_parser": [engine.reasoning_parser if engine.reasoning_parser != NONE else None],
     }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pegboard.data.pooling_params import Pooling
-from pegboard.errors import ConfigError
+from pegboard.errors import ConfigError, ModelError
 from pegboard.installed import Entry
 from pegboard.interfaces.attention import (
     AttentionInputs,
@@ -51,6 +51,8 @@ from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 log = get_logger(__name__)
 
+INCOMPLETE = "incomplete"
+
 STATE_EVERY = 512
 """Tokens between two states that the prefix cache keeps, if mamba_block_size is not set."""
 
@@ -70,6 +72,9 @@ class LoadedModel:
     """Set by `connect`."""
     classes: ClassHead | None = None
     """Computes values of classes instead of logits. None = the model has no such head."""
+    received: str = ""
+    """A name of the weights that a trainer has sent, or INCOMPLETE. "" = they are those of the
+    checkpoint."""
     given: Tensor | None = None
     """[most tokens of a step, width], given with each token. None = the model is given nothing."""
 
@@ -280,6 +285,10 @@ class LoadedModel:
     def save(self, files: ShareFiles) -> None:
         """Write what this rank reads of the checkpoint, which is read again for this, with a weight
         loader that saves shares. Raises ModelError, and ConfigError if there is none."""
+        if self.received:
+            raise ModelError(
+                "the weights came from a trainer and are in no checkpoint; let it save them"
+            )
         registry = self.setup.registry
         entries = registry.entries("weight_loader")
         savers = [entry.name for entry in entries if "shares" in registry.spec(entry).flags]
@@ -296,6 +305,7 @@ class LoadedModel:
         cannot be read either."""
         self.replaced = None
         check_tensors(self.declared, checkpoint)
+        self.received = ""  # what can be restored is the last checkpoint
         fill_or_restore(
             lambda new: self.load(new, only_finite=new is checkpoint), checkpoint, self.checkpoint
         )

@@ -18,7 +18,13 @@ from pegboard.config.schema import EngineConfig
 from pegboard.env import cache_dir
 from pegboard.errors import EngineDeadError, ModelError, expect
 from pegboard.interfaces.quantization import DividedMethod, RepackCache
-from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader, joined
+from pegboard.interfaces.weight_loader import (
+    Checkpoint,
+    WantedWeight,
+    WeightLoader,
+    WeightPiece,
+    joined,
+)
 from pegboard.layers import Layer
 from pegboard.log import get_logger
 from pegboard.plan.weight_update import FLOATS
@@ -63,17 +69,26 @@ def fill_layers(
     and `check_division` raise comes before anything is written."""
     check_tensors(declared, checkpoint)
     check_division(declared, loader, checkpoint)
-    waiting: dict[Layer, int] = {}
-    owners: dict[str, list[Layer]] = {}
     wanted = wanted_of(declared)
-    for layer, weights in declared.items():
-        waiting[layer] = len(weights)
-        for weight in weights:
-            owners.setdefault(weight.name, []).append(layer)
     unused = sorted(set(checkpoint.tensors) - set(wanted))
     if unused:
         log.debug("%d tensors of the checkpoint are not used: %s", len(unused), _some(unused))
     pieces = expect(loader.tensors(checkpoint, wanted.values()), Iterable, loader, "tensors")
+    fill_from(declared, pieces, str(checkpoint.path), only_finite=only_finite)
+
+
+def fill_from(
+    declared: Declared, pieces: Iterable[WeightPiece], source: str, *, only_finite: bool
+) -> None:
+    """Give declared layers their pieces, which come in any order. source: where from, in words.
+    only_finite: NaN and infinity are errors. Raises ModelError."""
+    wanted = wanted_of(declared)
+    waiting: dict[Layer, int] = {}
+    owners: dict[str, list[Layer]] = {}
+    for layer, weights in declared.items():
+        waiting[layer] = len(weights)
+        for weight in weights:
+            owners.setdefault(weight.name, []).append(layer)
     is_hidden = not sys.stderr.isatty()
     for piece in tqdm(
         pieces,
@@ -90,8 +105,8 @@ def fill_layers(
             and not _is_finite(wanted[piece.name], piece.data)
         ):
             raise ModelError(
-                f"{checkpoint.path}: tensor {piece.name} has values that are NaN or infinite; the "
-                "old weights stay"
+                f"{source}: tensor {piece.name} has values that are NaN or infinite; the old "
+                "weights stay"
             )
         for layer in owners.pop(piece.name):
             layer.accept(piece)
@@ -99,9 +114,7 @@ def fill_layers(
             if not waiting[layer]:
                 layer.finish()
     if owners:
-        raise ModelError(
-            f"the weight loader {checkpoint.format!r} did not deliver: {_some(sorted(owners))}"
-        )
+        raise ModelError(f"{source} did not deliver: {_some(sorted(owners))}")
 
 
 def fill_or_restore(

@@ -62,7 +62,7 @@ class SharedRows:
 
     def _name(self, item: MediaItem) -> str:
         config = self.loaded.setup.config
-        weights = self.loaded.checkpoint.digest or self.unknown
+        weights = self.loaded.received or self.loaded.checkpoint.digest or self.unknown
         parts = [weights, config.dtype, config.quantization, item.modality, item.digest]
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 

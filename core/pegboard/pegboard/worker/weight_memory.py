@@ -57,7 +57,12 @@ class WeightMemory:
         return list(_areas(layer for model in self._models for layer in model.layers))
 
     def sleep(self, level: int) -> None:
-        """Release the memory. level 1: the weights are saved before; 2: they are not."""
+        """Release the memory. level 1: the weights are saved before; 2: they are not. Raises
+        ConfigError if they could not be read again."""
+        if level == 2 and any(model.received for model in self._models):
+            raise ConfigError(
+                "the weights came from a trainer, so no checkpoint has them; use sleep level 1"
+            )
         areas = self.tensors()
         self._sums = [_checksum(area) for area in areas] if level == 2 else None
         self._restore = self._release(areas, keep=level == 1)

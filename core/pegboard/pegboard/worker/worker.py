@@ -58,6 +58,7 @@ from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.shared_rows import make_shared_rows
 from pegboard.worker.stages import TRAITS
 from pegboard.worker.weight_memory import WeightMemory, fall_asleep, host_bytes, releasable
+from pegboard.worker.weight_transfer import transfer_weights
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
@@ -116,6 +117,7 @@ class Worker:
     replay: Replay | None = None
     extension_methods: frozenset[str] = frozenset()
     balance: ExpertBalance | None = None
+    transfer_weights = transfer_weights
 
     def __init__(self, registry: Registry, plan: WorkerPlan, place: Place) -> None:
         self.registry = registry
@@ -412,8 +414,9 @@ class Worker:
     def stop(self) -> None:
         """Close the connectors and forget everything, for good. What the models and the KV cache
         took of the device is given back at once, because another engine may start there."""
-        if "adapters" in vars(self):
-            self.adapters.close()
+        for name in ("adapters", "receiver"):
+            if name in vars(self):
+                vars(self)[name].close()
         for connector in self.running.parts.connectors.values() if self.runner else ():
             connector.close()
         if self.runner and (shared := self.running.parts.shared_rows) is not None:

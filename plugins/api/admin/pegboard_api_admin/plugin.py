@@ -58,5 +58,8 @@ WORKERS = ApiSpec(
     api="1.0",
     implementation="pegboard_api_admin.workers:WorkersApi",
     options="pegboard_api_admin.options:WorkerOptions",
-    switches=dict.fromkeys(("/collective_rpc", "/update_weights"), ENABLE.format("worker_admin")),
+    switches=dict.fromkeys(
+        ("/collective_rpc", "/init_weight_transfer_engine", "/update_weights"),
+        ENABLE.format("worker_admin"),
+    ),
 )

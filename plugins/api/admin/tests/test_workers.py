@@ -38,7 +38,9 @@ def client(engine):
     return make_client(engine)
 
 
-@pytest.mark.parametrize("path", ["/collective_rpc", "/update_weights"])
+@pytest.mark.parametrize(
+    "path", ["/collective_rpc", "/init_weight_transfer_engine", "/update_weights"]
+)
 def test_behind_the_key(engine, path):
     assert make_client(engine, api_key=["k"]).post(path, json={}).status_code == 401
     assert engine.controls == []
@@ -103,8 +105,9 @@ def test_new_weights(client, engine, tmp_path):
     ("body", "field"),
     [
         ({}, "update_info"),
-        ({"update_info": {}}, "update_info.path"),
-        ({"update_info": {"path": "/", "names": ["a"]}}, "update_info.names"),
+        ({"update_info": {}}, "update_info"),
+        ({"update_info": {"path": 3}}, "update_info"),
+        ({"update_info": {"path": "/", "names": ["a"]}}, "update_info"),
         ({"update_info": {"path": "/"}, "mode": "now"}, "mode"),
         ({"update_info": {"path": "/no/such/folder"}}, "path"),
         ({"update_info": {"path": "a\0b"}}, "path"),
@@ -113,6 +116,25 @@ def test_new_weights(client, engine, tmp_path):
 def test_wrong_updates_name_their_field(client, engine, body, field):
     answer = client.post("/update_weights", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == field
+    assert engine.controls == []
+
+
+def test_a_trainer_sends_weights(client, engine):
+    place = {"master_address": "10.0.0.1", "master_port": 29600, "world_size": 2}
+    answer = client.post("/init_weight_transfer_engine", json={"init_info": place})
+    assert answer.json() == {"message": "Weight transfer initialized"}
+    info = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[2]]}
+    answer = client.post("/update_weights", json={"update_info": info})
+    assert answer.json() == {"message": "Weights updated"}
+    assert engine.controls == [
+        ("init_weight_transfer_engine", {"init_info": place}),
+        ("update_weights", {"update_info": info, "mode": "abort"}),
+    ]
+
+
+@pytest.mark.parametrize("body", [{}, {"init_info": 3}, {"init_info": {}, "more": 1}])
+def test_wrong_places_of_a_trainer(client, engine, body):
+    assert client.post("/init_weight_transfer_engine", json=body).status_code == 400
     assert engine.controls == []
 
 
