@@ -63,6 +63,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.contract_kv_connector",
         "pegboard_testing.contract_latent",
         "pegboard_testing.contract_logits_processor",
+        "pegboard_testing.contract_weight_transfer",
         "pegboard_testing.contract_model",
         "pegboard_testing.contract_platform",
         "pegboard_testing.contract_pooler",

@@ -120,8 +120,8 @@ class WeightReceiver:
             self.transfer.close()
 
 
-def transfer_weights(worker: Any, call: str, *arguments: object) -> object:
-    """The worker's method of this name: call a method of its `WeightReceiver`."""
+def call_receiver(worker: Any, call: str, *arguments: object) -> object:
+    """Call a method of the worker's `WeightReceiver`, which is made for the first call."""
     if worker.balance is not None and call == "receive":
         worker.balance.restore()
     if "receiver" not in vars(worker):

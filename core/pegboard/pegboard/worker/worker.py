@@ -58,7 +58,7 @@ from pegboard.worker.runner_parts import RunnerParts
 from pegboard.worker.shared_rows import make_shared_rows
 from pegboard.worker.stages import TRAITS
 from pegboard.worker.weight_memory import WeightMemory, fall_asleep, host_bytes, releasable
-from pegboard.worker.weight_transfer import transfer_weights
+from pegboard.worker.weight_transfer import call_receiver
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
@@ -107,6 +107,13 @@ def part_of_group(group: KVGroup, specs: Mapping[int, KVCacheSpec]) -> KVGroup:
     return msgspec.structs.replace(group, layers=layers, spec=spec)
 
 
+def try_steps(worker: Worker, *steps: Batch) -> None:
+    """Run steps, in which what plugins return is checked."""
+    with checked(worker.running), explained(worker.setup.platform, *STEPS):
+        for batch in steps:
+            worker.running.run(batch)()
+
+
 class Worker:
     """The order of calls is load → allocate → warm_up → run … → stop. models: the target, and the
     draft model if there is one. extension_methods: the names that `worker_extension_cls` has added.
@@ -117,7 +124,6 @@ class Worker:
     replay: Replay | None = None
     extension_methods: frozenset[str] = frozenset()
     balance: ExpertBalance | None = None
-    transfer_weights = transfer_weights
 
     def __init__(self, registry: Registry, plan: WorkerPlan, place: Place) -> None:
         self.registry = registry
@@ -174,7 +180,7 @@ class Worker:
                 self._bind(plan, memory.allocate(plan, self.setup.platform.zeros))
                 for model in self.models:
                     model.calculate_scales()
-                self._try(prompt)
+                try_steps(self, prompt)
                 self.runner = None
             return WorkerReady(
                 self.rank,
@@ -195,7 +201,7 @@ class Worker:
         plan = memory.null_plan(specs, self.limits.block_size)
         self._bind(plan, memory.allocate(plan, platform.zeros))
         platform.memory(reset_peak=True)
-        self._try(memory.largest_batch(self.limits, len(plan.groups)))
+        try_steps(self, memory.largest_batch(self.limits, len(plan.groups)))
         left = left_for_cache(self.setup, self.models, self.running.kept_rows_bytes())
         self.runner = None
         return left
@@ -226,12 +232,6 @@ class Worker:
             )
         )
 
-    def _try(self, *steps: Batch) -> None:
-        """Run steps, in which what plugins return is checked."""
-        with checked(self.running), explained(self.setup.platform, *STEPS):
-            for batch in steps:
-                self.running.run(batch)()
-
     def allocate(self, kv_plan: KVPlan) -> None:
         """Take the KV memory, bind every layer and make the runners. Earlier recordings are
         discarded. kv_plan: of all layers, as the first rank of each stage holds them; others may
@@ -258,7 +258,7 @@ class Worker:
         Returns what this rank has chosen."""
         parts = self.running.parts
         steps = [*memory.trial_steps(self.limits, len(parts.plan.groups))]
-        self._try(*steps)
+        try_steps(self, *steps)
         setup = self.setup
         if self.config.enforce_eager:
             self.replay = None
@@ -397,6 +397,10 @@ class Worker:
             self.models[0].undo_update()
         else:
             self.models[0].update(checkpoint)
+
+    def transfer_weights(self, call: str, *arguments: object) -> object:
+        """Call a method of the `WeightReceiver`, which is made for the first call."""
+        return call_receiver(self, call, *arguments)
 
     def save_sharded_state(self, path: str, pattern: str | None, max_size: int | None) -> None:
         """Write what this rank reads of the target's checkpoint. Raises ModelError."""
