@@ -1,5 +1,5 @@
 """Several servers that compute prompts, several that answer, and a proxy before them, on one
-machine. They share blocks of the KV cache in a folder.
+machine. They share blocks of the KV cache in a folder, or send them to each other with --p2p.
 
     python examples/disaggregated_prefill/serve.py --prefill 2 --decode 2 MODEL -- --dtype float32
     curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\
@@ -16,7 +16,8 @@ import sys
 import tempfile
 
 PEGBOARD = [sys.executable, "-m", "pegboard"]
-OPTION = "--kv_connector.shared_storage.shared_storage_path"
+FOLDER = "--kv_connector.shared_storage.shared_storage_path"
+PORT = "--kv_connector.p2p.port"
 
 
 def main() -> None:
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=1, help="number of servers that answer")
     parser.add_argument("--port", type=int, default=8000, help="the proxy's; servers have the next")
     parser.add_argument("--blocks", help="the shared folder; default: a temporary one")
+    parser.add_argument("--p2p", action="store_true", help="over TCP instead of a folder")
     parser.add_argument("words", nargs="*", help="MODEL -- flags of the servers")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -33,8 +35,10 @@ def main() -> None:
         roles = ["prefill"] * given.prefill + ["decode"] * given.decode
         addresses = []
         for port, role in enumerate(roles, given.port + 1):
-            shared = ["--port", str(port), "--kv-connectors", "shared_storage", OPTION, blocks]
-            server = subprocess.Popen([*PEGBOARD, "serve", *given.words, *shared])
+            folder = ["--kv-connectors", "shared_storage", FOLDER, blocks]
+            tcp = ["--kv-connectors", "p2p", PORT, str(port + len(roles))]
+            flags = [*(tcp if given.p2p else folder), "--port", str(port)]
+            server = subprocess.Popen([*PEGBOARD, "serve", *given.words, *flags])
             stack.callback(end, server)
             print(f"{role}: http://127.0.0.1:{port} (process {server.pid})", flush=True)
             addresses += [f"--{role}", f"http://127.0.0.1:{port}"]

@@ -31,12 +31,12 @@ FLAGS = (
 class Example:
     """The running example. url: of the proxy. servers: (role, url, process) of each."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
+    def __init__(self, model: Path, folder: Path, *flags: str) -> None:
         port = self._free_ports()
         self.url = f"http://127.0.0.1:{port}"
         self.blocks = folder / "blocks"
         self.log = folder / "log"
-        words = ["--prefill", "2", "--decode", "2", "--port", str(port)]
+        words = ["--prefill", "2", "--decode", "2", "--port", str(port), *flags]
         words += ["--blocks", str(self.blocks), str(model), "--", *FLAGS]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -48,10 +48,10 @@ class Example:
 
     @staticmethod
     def _free_ports() -> int:
-        """Return the first of five ports, all of which are free."""
+        """Return the first of nine ports, all of which are free."""
         while True:
             first = free_port()
-            if all(free_port_is(first + index) for index in range(5)):
+            if all(free_port_is(first + index) for index in range(9)):
                 return first
 
     def servers(self) -> list[dict[str, Any]]:
@@ -68,8 +68,10 @@ class Example:
 
         wait_until(is_ready, "all servers are healthy")
 
-    def files(self) -> list[Path]:
-        return list(self.blocks.rglob("*.safetensors"))
+    def progress(self, url: str) -> float:
+        """A number that grows when the server at `url` has made blocks."""
+        files = len(list(self.blocks.rglob("*.safetensors")))
+        return files + metric(url, "kv_cache_usage_perc")
 
     def pid(self, url: str) -> int:
         line = re.search(rf"{url} \(process (\d+)\)", self.log.read_text())
@@ -109,8 +111,8 @@ def free_port_is(port: int) -> bool:
         return 0 < port < 65536 and probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-@pytest.fixture
-def example(tmp_path: Path) -> Iterator[Example]:
+@pytest.fixture(params=["folder", pytest.param("p2p", marks=pytest.mark.slow)])
+def example(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Example]:
     config = AutoConfig.for_model(
         "llama",
         vocab_size=131,
@@ -125,7 +127,7 @@ def example(tmp_path: Path) -> Iterator[Example]:
     torch.manual_seed(7)
     model = tmp_path / "model"
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(model)
-    example = Example(model, tmp_path)
+    example = Example(model, tmp_path, *(["--p2p"] if request.param == "p2p" else []))
     try:
         example.wait_until_ready()
         yield example
@@ -168,11 +170,11 @@ def test_answers_are_those_of_one_engine(example: Example) -> None:
     for url in second:
         assert metric(url, "external_prefix_cache_hits_total") >= 2 * 192
 
-    num_files = len(example.files())
+    seen = example.progress(first[0])
     prompts = [prompt_of(16000, seed) for seed in (10, 11)]
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(example.tokens, prompt) for prompt in prompts]
-        wait_until(lambda: len(example.files()) > num_files, "blocks are being written")
+        wait_until(lambda: example.progress(first[0]) > seen, "blocks are being written")
         assert not any(each.done() for each in running)
         os.kill(example.pid(first[0]), signal.SIGKILL)
         answers = [each.result() for each in running]

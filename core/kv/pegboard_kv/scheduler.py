@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pegboard.data.batch import Batch, TransferReport
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup, Match, Release
@@ -65,9 +65,11 @@ class _Pending:
 
 
 class StoreScheduler:
-    """Finds prefixes in the store, and plans loads and saves. load: when prefixes are loaded (see
-    `Match`). wait_s: how long a request with do_remote_prefill waits, in seconds, for blocks that
-    another engine is about to save."""
+    """Finds prefixes in the store, and plans loads and saves. The methods `end_of`, `saves`,
+    `saved` and `parameters_of` may be overridden. load: when prefixes are loaded (see `Match`).
+    wait_s: how long a request with do_remote_prefill waits, in seconds, for blocks that another
+    engine is about to save. alignment: prefixes that can be loaded are multiples of it, in
+    tokens."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class StoreScheduler:
         self._sizes = [group.block_size for group in plan.groups]
         self._strides = [size // plan.hash_block_size for size in self._sizes]
         self._hash_size = plan.hash_block_size
-        self._alignment = math.lcm(*self._sizes)
+        self.alignment = math.lcm(*self._sizes)
         self._expired = setup.expired
         self._store = store
         self._load: Literal["in_step", "between_steps"] = load
@@ -107,8 +109,8 @@ class StoreScheduler:
         ):
             # another request loads these blocks; this one will find them in the prefix cache
             return None
-        end = self._find_end(request, num_local_tokens) if self._loads else num_local_tokens
-        if end < self._longest(request) and self._waits(request):
+        end = self.end_of(request, num_local_tokens) if self._loads else num_local_tokens
+        if end < self.longest(request) and self._waits(request):
             return None
         return Match(end - num_local_tokens, self._load)
 
@@ -122,26 +124,27 @@ class StoreScheduler:
             and time.time() < request.arrival_s + self._wait_s
         )
 
-    def _longest(self, request: RequestView) -> int:
+    def longest(self, request: RequestView) -> int:
         """Return the end of the longest prefix that a store can have. At least one token is
         computed."""
         return (
             min(request.num_tokens - 1, len(request.block_hashes) * self._hash_size)
-            // self._alignment
-            * self._alignment
+            // self.alignment
+            * self.alignment
         )
 
-    def _find_end(self, request: RequestView, start: int) -> int:
+    def end_of(self, request: RequestView, start: int) -> int:
         """Return the end of the longest prefix that consists of `start` local tokens and of blocks
-        in the store. If a prefix needs a block that is missing, then every shorter prefix that
-        contains the block needs it too, so the search goes on at the block's first token."""
-        end = self._longest(request)
+        that can be loaded: those in the store. If a prefix needs a block that is missing, then
+        every shorter prefix that contains the block needs it too, so the search goes on at the
+        block's first token."""
+        end = self.longest(request)
         known: set[tuple[int, int]] = set()
         while end > start:
             missing = next((token for token in self._missing(request, start, end, known)), None)
             if missing is None:
                 return end
-            end = missing // self._alignment * self._alignment
+            end = missing // self.alignment * self.alignment
         return start
 
     def _missing(
@@ -210,10 +213,19 @@ class StoreScheduler:
                 if (tracked := self._by_row.get(row)) is not None:
                     tracked.tables[group] += block_ids
 
+    def saves(self, request: RequestView) -> bool:
+        """Return whether the blocks of this request are saved."""
+        return True
+
+    def saved(self, request: RequestView, places: Sequence[Place]) -> None:
+        """The next plan saves these blocks of the request."""
+
     def _save_full(self, tracked: _Tracked) -> bool:
         """Plan to save the blocks that have become full and certain. Return whether there are
         any."""
         request = tracked.request
+        if not self.saves(request):
+            return False
         num_tokens = request.num_confirmed_tokens
         if num_tokens < tracked.wake_at:
             return False
@@ -233,7 +245,10 @@ class StoreScheduler:
             (count + 1) * size for count, size in zip(tracked.num_seen, self._sizes, strict=True)
         ]
         tracked.wake_at = min(seen)
-        return len(self._pending.saves) > num_planned
+        places = self._pending.saves[num_planned:]
+        if places:
+            self.saved(request, places)
+        return bool(places)
 
     def released(
         self,
@@ -247,12 +262,22 @@ class StoreScheduler:
             return Release(later=True)
         if tracked is None or why != "finished" or not self._saves:
             return Release()
-        is_asked = (request.kv_transfer_params or {}).get("do_remote_decode") is True
-        parameters = {"do_remote_prefill": True, "do_remote_decode": False} if is_asked else None
         later = self._save_full(tracked)
         if later:
             self._pending.released.append(request.key)
-        return Release(later, parameters)
+        is_asked = (request.kv_transfer_params or {}).get("do_remote_decode") is True
+        return Release(later, self.parameters_of(request) if is_asked else None)
+
+    def full_tokens(self, request: RequestView) -> int:
+        """Return how many tokens of the request are in blocks that are full in all groups."""
+        num_tokens = min(request.num_confirmed_tokens, request.num_tokens)
+        num_hashed = len(request.block_hashes) * self._hash_size
+        return min(num_tokens, num_hashed) // self.alignment * self.alignment
+
+    def parameters_of(self, request: RequestView) -> dict[str, Any]:
+        """Return what another engine needs to find the blocks of a request whose answer is
+        complete."""
+        return {"do_remote_prefill": True, "do_remote_decode": False}
 
     def update(self, reports: Sequence[TransferReport]) -> None:
         for report in reports:

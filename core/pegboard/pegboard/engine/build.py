@@ -288,9 +288,11 @@ def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[
     """Return the scheduler halves of the configured connectors, in order."""
     connectors = {}
     expired = [make_rule(group, kv_plan.hash_block_size).expired for group in kv_plan.groups]
+    number = engine_number(config) * config.num_ranks
     for name in config.kv_connectors or ():
         entry = registry.choose("kv_connector", Need(), explicit=name, key=name).require()
-        connectors[name] = registry.build(entry, KVConnectorSetup(kv_plan, expired=expired))
+        setup = KVConnectorSetup(kv_plan, number=number, expired=expired)
+        connectors[name] = registry.build(entry, setup)
     return connectors
 
 

@@ -306,6 +306,8 @@ def make_connectors(
     as `worker`."""
     registry = setup.registry
     connectors: dict[str, KVConnectorWorker] = {}
+    place = setup.place
+    number = engine_number(setup.config) * place.ranks + place.rank
     for name in setup.config.kv_connectors or ():
         entry = registry.choose("kv_connector", Need(), explicit=name, key=name).require()
         spec = registry.spec(entry)
@@ -313,7 +315,7 @@ def make_connectors(
         half = import_part(entry, spec.worker, "worker")
         options = registry.options(entry)
         with blame(entry.id):
-            built = half(options, KVConnectorSetup(kv_plan, setup.place.rank))
+            built = half(options, KVConnectorSetup(kv_plan, place.rank, number))
             connectors[name] = registry.checked(entry, built, None, "worker")
             connectors[name].register(views, kv_plan.groups)
     return connectors

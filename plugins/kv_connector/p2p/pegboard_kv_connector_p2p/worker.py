@@ -1,0 +1,212 @@
+"""The worker half: copies blocks in the step, and exchanges them in threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import torch
+
+from pegboard import env
+from pegboard.data.batch import TransferReport
+from pegboard.errors import ConfigError
+from pegboard.interfaces.attention import KVGroup, KVView
+from pegboard.interfaces.kv_connector import KVConnectorSetup
+from pegboard.log import get_logger
+from pegboard_kv import plan as transfer_plan
+from pegboard_kv.plan import Place, TransferPlan
+from pegboard_kv.rows import BlockRows
+from pegboard_kv_connector_p2p.book import AddressBook
+from pegboard_kv_connector_p2p.options import P2POptions
+from pegboard_kv_connector_p2p.peers import Address, Peers
+from pegboard_kv_connector_p2p.plan import Plan, decode
+from pegboard_kv_connector_p2p.server import BlockServer
+from pegboard_kv_connector_p2p.store import BlockStore, Name
+from pegboard_kv_connector_p2p.wire import Engine, PeerError
+
+log = get_logger(__name__)
+
+NUM_THREADS = 8
+"""Transfers at once. They wait for the network and for other engines most of the time."""
+IDLE_WAIT_S = 0.005
+"""How long a step without tokens waits for a load."""
+DOWN_S = 5.0
+"""After an error, an engine is left alone for this time."""
+AT_ONCE = 64
+"""Blocks that are asked for or sent together."""
+
+
+class P2PWorker:
+    """A saved block is copied to host memory within the step, from where a thread serves it. A load
+    fetches blocks in another thread, or waits until they are sent; its blocks belong to no step
+    until it is reported."""
+
+    def __init__(self, options: P2POptions, setup: KVConnectorSetup) -> None:
+        key = env.cluster_key()
+        if key is None and not AddressBook(["127.0.0.0/8", "::1", "localhost"]).has(options.host):
+            raise ConfigError(
+                f"p2p serves KV blocks on {options.host}, which other hosts can reach; set "
+                f"{env.CLUSTER_KEY} to the same random text for all engines"
+            )
+        self._options = options
+        self._setup = setup
+        plan = setup.plan
+        self._engine = Engine(plan.identity, setup.rank, plan.facts, key)
+        self.store = BlockStore(int(options.size_gb * 2**30))
+        self._peers = Peers(self._engine, options.timeout_s)
+        self._server: BlockServer | None = None
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "kv-transfer")
+        self._loads: dict[str, Future[int | None]] = {}
+        self._down: dict[Address, float] = {}
+        self._plan = TransferPlan()
+        self._sources: Mapping[str, Address | None] = {}
+
+    def register(self, views: Mapping[int, KVView], groups: Sequence[KVGroup]) -> None:
+        self._rows = [BlockRows(views, group.layers) for group in groups]
+        if self._server is not None:
+            self.store.clear()
+            return
+        options = self._options
+        self._server = BlockServer(
+            (options.host, options.port + self._setup.number),
+            self._engine,
+            self.store,
+            AddressBook(options.peers),
+            [rows.num_bytes for rows in self._rows],
+            takes=options.role != "kv_producer",
+        )
+
+    # --- saves ------------------------------------------------------------------------------------
+
+    def save(self, plan: bytes) -> None:
+        told = decode(plan) if plan else Plan(b"")
+        self._plan = transfer_plan.decode(told.transfers)
+        self._sources = told.sources
+        for group, block_rows in enumerate(self._rows):
+            places = {
+                place.block_hash: place
+                for place in self._plan.saves
+                if place.group == group and (group, place.block_hash) not in self.store
+            }
+            rows = block_rows.read([place.block_id for place in places.values()]) if places else ()
+            for block_hash, row in zip(places, rows, strict=True):
+                self.store.put((group, block_hash), memoryview(row.numpy()))
+        targets: dict[tuple[Address, int], list[Name]] = {}
+        for group, block_hash, address in told.targets:
+            targets.setdefault((tuple(address), group), []).append((group, block_hash))  # type: ignore[arg-type]
+        for (address, _), names in targets.items():
+            blocks = [(name, self.store.wait_for(name, 0.0)) for name in names]
+            present = [(name, content) for name, content in blocks if content is not None]
+            self._threads.submit(self._send, self._ranked(address), present)
+
+    def _ranked(self, address: Address) -> Address:
+        """Return the address of the other engine's rank that has this rank's part."""
+        host, port = address
+        return host, port + self._setup.rank
+
+    def _send(self, address: Address, blocks: Sequence[tuple[Name, memoryview]]) -> None:
+        for start in range(0, len(blocks), AT_ONCE):
+            if self._is_down(address):
+                return
+            try:
+                self._peers.put(address, blocks[start : start + AT_ONCE])
+            except (OSError, PeerError) as error:
+                self._failed(address, "cannot be sent to", error)
+
+    def _is_down(self, address: Address) -> bool:
+        return time.monotonic() < self._down.get(address, 0.0)
+
+    def _failed(self, address: Address, what: str, error: Exception) -> None:
+        self._down[address] = time.monotonic() + DOWN_S
+        log.warning("KV blocks %s %s:%d: %s", what, *address, error)
+
+    # --- loads ------------------------------------------------------------------------------------
+
+    def begin(self, plan: bytes) -> None:
+        for key, places in self._plan.loads.items():
+            source = self._sources.get(key)
+            address = None if source is None else self._ranked((source[0], source[1]))
+            self._loads[key] = self._threads.submit(self._load, places, address)
+
+    def _load(self, places: Sequence[Place], address: Address | None) -> int | None:
+        """Copy blocks of a request to the KV memory. Return the first token that is missing, or
+        None."""
+        until = time.monotonic() + self._options.timeout_s
+        missing: list[int] = []
+        for group, block_rows in enumerate(self._rows):
+            wanted = [place for place in places if place.group == group]
+            for start in range(0, len(wanted), AT_ONCE):
+                part = wanted[start : start + AT_ONCE]
+                rows = torch.empty(len(part), block_rows.num_bytes, dtype=torch.uint8)
+                buffers = [memoryview(row.numpy()) for row in rows]
+                present = self._fill(part, buffers, address, until)
+                missing += [
+                    place.first_token
+                    for place, is_there in zip(part, present, strict=True)
+                    if not is_there
+                ]
+                if all(present):
+                    block_rows.write([place.block_id for place in part], rows)
+                elif any(present):
+                    kept = torch.tensor(present)
+                    ids = [
+                        p.block_id for p, is_there in zip(part, present, strict=True) if is_there
+                    ]
+                    block_rows.write(ids, rows[kept])
+        return min(missing, default=None)
+
+    def _fill(
+        self,
+        places: Sequence[Place],
+        buffers: Sequence[memoryview],
+        address: Address | None,
+        until: float,
+    ) -> list[bool]:
+        """Fill the buffers with blocks: those that are here, then those of another engine. Return
+        for each whether it came."""
+        present = []
+        for place, buffer in zip(places, buffers, strict=True):
+            wait_until = until if address is None else 0.0
+            content = self.store.wait_for((place.group, place.block_hash), wait_until)
+            present.append(content is not None and len(content) == len(buffer))
+            if present[-1]:
+                buffer[:] = content  # type: ignore[assignment]
+            elif address is None:
+                until = 0.0
+        rest = [i for i, is_there in enumerate(present) if not is_there]
+        if address is None or not rest or self._is_down(address):
+            return present
+        try:
+            answers = self._peers.get(
+                address,
+                places[0].group,
+                [places[i].block_hash for i in rest],
+                [buffers[i] for i in rest],
+            )
+        except (OSError, PeerError) as error:
+            self._failed(address, "cannot be fetched from", error)
+            return present
+        for i, is_there in zip(rest, answers, strict=True):
+            present[i] = is_there
+        return present
+
+    def end(self) -> TransferReport:
+        if self._plan.is_idle and self._loads:
+            wait(self._loads.values(), IDLE_WAIT_S, FIRST_COMPLETED)
+        report = TransferReport(saved=self._plan.released, loaded=[], failed={})
+        for key in [key for key, load in self._loads.items() if load.done()]:
+            first_bad = self._loads.pop(key).result()
+            if first_bad is None:
+                report.loaded.append(key)
+            else:
+                report.failed[key] = first_bad
+        return report
+
+    def close(self) -> None:
+        """End all transfers and connections."""
+        self.store.close()
+        self._peers.close()
+        if self._server is not None:
+            self._server.close()
+        self._threads.shutdown(cancel_futures=True)
