@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pegboard.errors import ConfigError
+from pegboard.log import get_logger
 
 if TYPE_CHECKING:
     import torch
 
+log = get_logger(__name__)
+
 PAGE = mmap.PAGESIZE
+
+ON_DISK = "/var/tmp"
+"""Temporary files that outlive a restart of the system, which therefore are on a disk."""
 
 MOST_BYTES = 1 << 30
 """The largest number of bytes of one read or write; Linux transfers at most 2 GiB."""
@@ -29,7 +35,8 @@ def release(tensors: Iterable[torch.Tensor], *, keep: bool) -> Callable[[], None
     """Drop the whole pages of the tensors' storages. Other memory may share the first and the last
     page, so these stay.
 
-    keep: the pages are first written to a temporary file without a name. Pages of a mapped file
+    keep: the pages are first written to a temporary file without a name, on a disk if there is one
+    (`saving_folder`). Pages of a mapped file
     that nobody has written to need no copy, because the system reads them from their file again.
     The returned function reads the temporary file back. It keeps the storages alive, so that
     nothing else is at their addresses then. Raises ConfigError if there is no room for the file;
@@ -90,7 +97,8 @@ def _unwritten_files() -> list[Range]:
 
 def _save(ranges: Sequence[Range]) -> IO[bytes]:
     # closed when the memory is filled again
-    file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+    folder = saving_folder(Path("/proc/self/mountinfo").read_text())
+    file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115
     try:
         for start, stop in ranges:
             view = _memory(start, stop)
@@ -100,13 +108,44 @@ def _save(ranges: Sequence[Range]) -> IO[bytes]:
     except OSError as error:
         file.close()
         num_bytes = sum(stop - start for start, stop in ranges)
-        folder = tempfile.gettempdir()
         advice = "set TMPDIR to a folder with more room, or use sleep level 2"
         raise ConfigError(
             f"{num_bytes / 2**20:.0f} MiB of weights cannot be saved in {folder} ({error}); "
             f"{advice}"
         ) from error
     return file
+
+
+def saving_folder(mounts: str) -> str:
+    """Return the folder for temporary files, or /var/tmp if the first is in memory and the second
+    is not: what is written to memory frees none. mounts: lines of /proc/self/mountinfo."""
+    folder = tempfile.gettempdir()
+    if not is_memory(folder, mounts):
+        return folder
+    if os.access(ON_DISK, os.W_OK) and not is_memory(ON_DISK, mounts):
+        return ON_DISK
+    log.warning(
+        "the weights of the sleeping engine stay in memory, because %s is a file system in memory; "
+        "set TMPDIR to a folder on a disk",
+        folder,
+    )
+    return folder
+
+
+def is_memory(folder: str, mounts: str) -> bool:
+    """Return whether a folder is in a file system in memory."""
+    path = os.path.realpath(folder)
+    longest = ""
+    kind = ""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        is_above = path == point or path.startswith(f"{point.rstrip('/')}/")
+        # the last mount at a place hides those before it
+        if is_above and len(point) >= len(longest):
+            longest = point
+            kind = after.split()[0]
+    return kind in ("tmpfs", "ramfs")
 
 
 def _read(file: IO[bytes], view: memoryview) -> None:
