@@ -9,11 +9,13 @@ from pegboard_kv_connector_p2p.peers import Address
 
 class Plan(msgspec.Struct, array_like=True):
     """transfers: an encoded `TransferPlan`. sources: request key → where its blocks are; None =
-    they are sent to this engine. targets: (group, block hash, where it is sent to)."""
+    they are sent to this engine. targets: (group, block hash, where it is sent to). strangers:
+    engines that call a prompt's blocks otherwise, each once."""
 
     transfers: bytes
     sources: dict[str, Address | None] = {}
     targets: list[tuple[int, bytes, Address]] = []
+    strangers: list[Address] = []
 
 
 encode = msgspec.msgpack.Encoder().encode

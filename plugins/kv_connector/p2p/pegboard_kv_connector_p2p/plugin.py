@@ -5,9 +5,9 @@ from __future__ import annotations
 from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard_kv.role import PARAMETERS
 
-REMOTE = frozenset({"remote_host", "remote_port", "remote_num_tokens"})
-"""The names in `kv_transfer_params` that say where the blocks of a prompt are, and of how many
-tokens."""
+REMOTE = frozenset({"remote_host", "remote_port", "remote_num_tokens", "remote_first_hash"})
+"""The names in `kv_transfer_params` that say where the blocks of a prompt are, of how many tokens,
+and what the first one is called."""
 
 P2P = KVConnectorSpec(
     api="1.0",

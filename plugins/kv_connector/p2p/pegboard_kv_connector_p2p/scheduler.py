@@ -19,6 +19,9 @@ from pegboard_kv_connector_p2p.plan import Plan, encode
 
 log = get_logger(__name__)
 
+MAX_STRANGERS = 100
+"""Engines that are asked why their blocks have other names. Clients name them."""
+
 
 class _Anything:
     """The `BlockStore` of blocks that are elsewhere. Which the worker halves have, only they
@@ -49,13 +52,14 @@ class P2PScheduler(StoreScheduler):
         self._sources: dict[str, Address | None] = {}
         self._targets: list[tuple[int, bytes, Address]] = []
         self._is_warned = False
+        self._strangers: dict[Address, bool] = {}  # whether the worker halves must be told
 
     def end_of(self, request: RequestView, start: int) -> int:
         told = _parameters(request)
         count = told.get("remote_num_tokens")
         if told.get("do_remote_prefill") is not True or type(count) is not int:
             return start
-        if request.num_preemptions or not self._is_reachable(told):
+        if request.num_preemptions or not self._is_reachable(told) or not self._is_same(request):
             return start
         return max(start, min(self.longest(request), count // self.alignment * self.alignment))
 
@@ -82,13 +86,14 @@ class P2PScheduler(StoreScheduler):
             **super().parameters_of(request),
             **where,
             "remote_num_tokens": self.full_tokens(request),
+            "remote_first_hash": request.block_hashes[0].hex() if request.block_hashes else "",
         }
 
     def plan(self, batch: Batch) -> bytes:
         transfers = super().plan(batch)
-        if not (transfers or self._sources or self._targets):
-            return b""
-        plan = Plan(transfers, self._sources, self._targets)
+        strangers = [address for address, is_new in self._strangers.items() if is_new]
+        self._strangers |= dict.fromkeys(strangers, False)
+        plan = Plan(transfers, self._sources, self._targets, strangers)
         self._sources = {}
         self._targets = []
         return encode(plan)
@@ -105,6 +110,20 @@ class P2PScheduler(StoreScheduler):
             told.get("remote_port"),
         )
         self._is_warned = True
+        return False
+
+    def _is_same(self, request: RequestView) -> bool:
+        """Return whether the first block has the same name in both engines. Otherwise, the other
+        engine has none of the blocks, and asking for them would take until the timeout."""
+        told = _parameters(request)
+        if not request.block_hashes:
+            return True
+        if told.get("remote_first_hash") == request.block_hashes[0].hex():
+            return True
+        address = _address(told)
+        is_new = address not in self._strangers and len(self._strangers) < MAX_STRANGERS
+        if address is not None and is_new:
+            self._strangers[address] = True
         return False
 
 

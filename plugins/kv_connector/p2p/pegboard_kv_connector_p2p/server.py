@@ -56,7 +56,7 @@ class BlockServer:
         self._sizes = sizes
         self._takes = takes
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[socket.socket, threading.Thread | None] = {}
         self._is_closed = False
         try:
             family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
@@ -78,7 +78,7 @@ class BlockServer:
             with self._lock:
                 is_welcome = not self._is_closed and len(self._connections) < MAX_CONNECTIONS
                 if is_welcome:
-                    self._connections.add(connection)
+                    self._connections[connection] = None
             if not is_welcome or not self._book.may_connect(host):
                 log.warning("a connection from %s is closed: it is not one of the peers", host)
                 self._drop(connection)
@@ -86,6 +86,8 @@ class BlockServer:
             thread = threading.Thread(
                 target=self._serve, args=(connection, host), name="kv-serve", daemon=True
             )
+            with self._lock:
+                self._connections[connection] = thread
             thread.start()
 
     def _serve(self, connection: socket.socket, host: str) -> None:
@@ -133,17 +135,22 @@ class BlockServer:
 
     def _drop(self, connection: socket.socket) -> None:
         with self._lock:
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
         connection.close()
 
     def close(self) -> None:
         """End all connections and threads."""
         with self._lock:
             self._is_closed = True
-            connections = list(self._connections)
-        # a thread that waits in accept or recv is woken by this, and not by close
-        for each in (self._listener, *connections):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        # a thread that waits in accept or recv is woken by shutdown, and not by close
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
+        with self._lock:
+            connections = dict(self._connections)
+        for connection, thread in connections.items():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            if thread is not None:
+                thread.join()

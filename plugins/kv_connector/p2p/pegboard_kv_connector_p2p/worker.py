@@ -92,6 +92,8 @@ class P2PWorker:
             rows = block_rows.read([place.block_id for place in places.values()]) if places else ()
             for block_hash, row in zip(places, rows, strict=True):
                 self.store.put((group, block_hash), memoryview(row.numpy()))
+        for address in told.strangers:
+            self._threads.submit(self._ask, self._ranked((address[0], address[1])))
         targets: dict[tuple[Address, int], list[Name]] = {}
         for group, block_hash, address in told.targets:
             targets.setdefault((tuple(address), group), []).append((group, block_hash))  # type: ignore[arg-type]
@@ -99,6 +101,20 @@ class P2PWorker:
             blocks = [(name, self.store.wait_for(name, 0.0)) for name in names]
             present = [(name, content) for name, content in blocks if content is not None]
             self._threads.submit(self._send, self._ranked(address), present)
+
+    def _ask(self, address: Address) -> None:
+        """Ask an engine what it is, and log why its blocks have other names."""
+        try:
+            self._peers.get(address, 0, [], [])
+        except (OSError, PeerError) as error:
+            self._failed(address, "cannot be fetched from", error)
+            return
+        log.warning(
+            "the blocks of a prompt have other names at %s:%d, so it is computed here: both "
+            "engines need the same weights, also after updates, and both requests the same "
+            "prompt, adapter and cache_salt",
+            *address,
+        )
 
     def _ranked(self, address: Address) -> Address:
         """Return the address of the other engine's rank that has this rank's part."""

@@ -19,6 +19,7 @@ from pegboard_kv_connector_p2p.store import BlockStore
 from pegboard_kv_connector_p2p.worker import P2PWorker
 
 from pegboard import env
+from pegboard.engine.actions import ResetPrefixCache
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import Full, Retain, Window
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup
@@ -189,6 +190,7 @@ def test_pull(start: Start, retains: list[Retain]) -> None:
             "remote_host": "127.0.0.1",
             "remote_port": first.port,
             "remote_num_tokens": 24,
+            "remote_first_hash": told["remote_first_hash"],
         }
         assert cached == 0
         for second in seconds:
@@ -199,7 +201,12 @@ def test_push(start: Start) -> None:
     """The first engine sends its blocks to the second one, which waits for them."""
     first, second = start(), start()
     where = {"remote_host": "127.0.0.1", "remote_port": second.port}
-    told = {"do_remote_prefill": True, "do_remote_decode": False, "remote_num_tokens": 24}
+    told = {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_num_tokens": 24,
+        "remote_first_hash": start().run(ASK)[1]["remote_first_hash"],
+    }
     answered = []
     waiting = threading.Thread(target=lambda: answered.append(second.run(told)))
     waiting.start()
@@ -236,6 +243,13 @@ def loads_nothing(second: Peer, told: dict[str, Any], seconds: float = 4.0) -> N
     assert tokens == expected.token_ids
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_an_engine_that_is_gone(start: Start) -> None:
     first, second = start(), start()
     _, told, _ = first.run(ASK)
@@ -250,10 +264,20 @@ def test_another_engine_says_how_it_differs(start: Start, caplog: pytest.LogCapt
     second.worker._engine.facts = {"dtype": "bfloat16", "block_sizes": "16"}
     _, told, _ = first.run(ASK)
     loads_nothing(second, told)
-    text = caplog.text
-    assert "dtype: this engine has bfloat16, the other engine has float32" in text
-    assert "dtype: this engine has float32, the other engine has bfloat16" in text
-    assert "block_sizes" not in text
+    until(lambda: "this engine has bfloat16, the other engine has float32" in caplog.text)
+    until(lambda: "this engine has float32, the other engine has bfloat16" in caplog.text)
+    assert "block_sizes" not in caplog.text and "have other names" not in caplog.text
+
+
+def test_blocks_with_other_names(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is asked for. The engines may have got weights that are not the same."""
+    first, second = start(), start()
+    _, told, _ = first.run(ASK)
+    for different in ("00" * 32, "", None, 5):
+        loads_nothing(second, {**told, "remote_first_hash": different}, 1.0)
+        assert second.engine.ask(ResetPrefixCache())
+    until(lambda: "have other names at" in caplog.text)
+    assert caplog.text.count("have other names at") == 1
 
 
 def test_blocks_that_are_gone(start: Start) -> None:
@@ -282,8 +306,14 @@ def test_what_clients_may_not_name(
 ) -> None:
     """Nothing connects to a host that is not one of the peers."""
     peer = start(timeout_s=0.5)
+    known = start().run(ASK)[1]["remote_first_hash"]
     monkeypatch.setattr(socket, "create_connection", None)
-    told = {"do_remote_prefill": True, "remote_num_tokens": 24, **where}
+    told = {
+        "do_remote_prefill": True,
+        "remote_num_tokens": 24,
+        "remote_first_hash": known,
+        **where,
+    }
     loads_nothing(peer, told, 1.0)
     peer.run({**ASK, **where})
 
@@ -325,6 +355,7 @@ def test_something_else_answers(start: Start, answer: Callable[[socket.socket], 
             "remote_host": "127.0.0.1",
             "remote_port": port,
             "remote_num_tokens": 24,
+            "remote_first_hash": start().run(ASK)[1]["remote_first_hash"],
         }
         loads_nothing(second, told, 8.0)
         loads_nothing(second, told, 1.0)
