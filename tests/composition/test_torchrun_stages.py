@@ -66,7 +66,8 @@ except EngineDeadError as error:
 """
 
 
-@pytest.mark.parametrize(("ranks", "stages"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "stages"), [(1, 2), (2, 2)])
 def test_all_processes_have_the_tokens_of_one(
     checkpoint: Path, tmp_path: Path, ranks: int, stages: int
 ) -> None:

@@ -141,6 +141,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return opt
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_the_image_serves_reports_and_stops(
     image: Path, smollm2_gguf: Path, tmp_path: Path

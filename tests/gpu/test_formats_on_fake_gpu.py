@@ -87,12 +87,11 @@ MIXTURE = {
     "head_dim": 16,
     "norm_topk_prob": True,
 }
-SLOW_EXPERTS = ("gptq in act order", "fp8 in blocks", "modelopt_fp4")
+EXPERTS = ("awq", "gptq in act order", "fp8 in blocks", "modelopt_fp4")
 
 
-@pytest.mark.parametrize(
-    "case", ["awq", *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_EXPERTS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EXPERTS)
 def test_quantized_experts(case: str, tmp_path: Path) -> None:
     """All experts of a step are multiplied in one launch."""
     model = make_model("qwen3_moe", **MIXTURE)

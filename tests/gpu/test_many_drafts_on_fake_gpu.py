@@ -137,7 +137,8 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("method", ["draft_model", pytest.param("eagle", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
 def test_mixes_of_requests(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With adapters on the target, and with so few blocks that requests are preempted: tokens,
     texts and logprobs are those of the CPU without drafts, also with cached prefixes. No block is

@@ -415,11 +415,10 @@ def main(backend: str, chip: str, *once: str) -> None:
         print(kernel.fn.__name__, made.metadata.shared, flush=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", SHARED_BYTES)
 def test_kernels_compile(target: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    if os.environ.get("CI") and target != "cuda 90":
-        pytest.skip("compiling for one chip is enough in CI, because it takes minutes")
     settings = {
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(tmp_path),

@@ -246,10 +246,8 @@ def moves_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return moved
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("mixtral", marks=pytest.mark.slow), "deepseek_v3, groups and shared experts"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3, groups and shared experts"])
 def test_experts_that_move_between_processes(write: Write, name: str) -> None:
     """What they count is part of the recording. They come back before the weights are loaded
     again."""

@@ -132,6 +132,7 @@ def fields(name: str) -> dict[str, Any]:
     return {"model": MODEL, "messages": chat, "temperature": 0, "max_tokens": GREEDY.max_tokens}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHATS)
 def test_over_http(client: openai.OpenAI, outputs: dict[str, Any], name: str) -> None:
     """Whole and streamed."""
@@ -143,6 +144,7 @@ def test_over_http(client: openai.OpenAI, outputs: dict[str, Any], name: str) ->
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
 
 
+@pytest.mark.slow
 def test_a_schema(client: openai.OpenAI) -> None:
     schema = {"name": "answer", "schema": ANSWER}
     form: Any = {"type": "json_schema", "json_schema": schema}
@@ -151,6 +153,7 @@ def test_a_schema(client: openai.OpenAI) -> None:
     jsonschema.validate(json.loads(answer.choices[0].message.content), ANSWER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "tell"}}])
 def test_a_tool(client: openai.OpenAI, choice: Any) -> None:
     """Its result is sent back in a chat whose first message has the image."""

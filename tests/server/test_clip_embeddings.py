@@ -19,6 +19,8 @@ from test_media import messages, part, url_of
 
 from pegboard_testing.contract_multimodal_processor import random_image
 
+pytestmark = pytest.mark.slow
+
 IMAGE = random_image(40, 20, seed=1)
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 

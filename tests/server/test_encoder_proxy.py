@@ -19,6 +19,8 @@ from tiny_media import MediaReference, write_llava
 
 from pegboard_testing.contract_multimodal_processor import random_image
 
+pytestmark = pytest.mark.slow
+
 PROXY = Path(__file__).parents[2] / "examples/encoder_proxy.py"
 IMAGE = random_image(40, 20, seed=1)
 

@@ -23,6 +23,8 @@ from tiny_media import MediaReference
 
 from pegboard_testing.contract_multimodal_processor import random_image
 
+pytestmark = pytest.mark.slow
+
 IMAGES = [random_image(40, 20, seed=1), random_image(13, 50, seed=2)]
 
 

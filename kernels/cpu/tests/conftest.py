@@ -38,13 +38,12 @@ if build.compiler() is None:
 TEAMS = [(level, 2) for level in LEVELS] + [(LEVELS[0], 1), (LEVELS[0], 3)]
 TEAMS += [(f"emulated_{level}", 2) for level in EMULATED]
 SLOW = (
-    *(f"emulated_{level}" for level in EMULATED if level not in ("amx", "neon_i8mm")),
+    *(f"emulated_{level}" for level in EMULATED if level != "amx"),
     *({"avx512", "avx512_vnni"} - {LEVELS[0]}),
 )
 """`make nightly` runs them. Higher levels share their code, but for products of bytes without VNNI,
-of bfloat16 numbers without their dot products and, in the AMX level, of 16 tokens or more; plain
-neon multiplies bytes in another way.
-neon_i8mm uses neon_dotprod's products for an odd number of tokens."""
+of bfloat16 numbers without their dot products and, in the AMX level, of 16 tokens or more; the ARM
+levels are other code than the x86 levels, and `make nightly` is their only test off ARM."""
 
 
 def parameter(team: tuple[str, int]) -> Any:

@@ -157,6 +157,7 @@ def test_a_trial_that_ends_for_another_reason_is_no_verdict(
     assert build._trial("any.so") is None
 
 
+@pytest.mark.slow
 def test_a_level_that_this_process_may_not_use_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

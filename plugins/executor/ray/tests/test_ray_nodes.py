@@ -84,6 +84,7 @@ def running(
 # --- two nodes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_nodes_give_the_tokens_of_one_rank(
     cluster: Any, tmp_path: Path, expected: list[list[int]]
 ) -> None:
