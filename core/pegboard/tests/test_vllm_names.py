@@ -276,7 +276,11 @@ def test_other_forms(words, engine, options):
         *[
             (["--kv-transfer-config", json.dumps({"kv_connector": "C", key: value})], told)
             for key, value, told in [
-                ("kv_ip", "10.0.0.1", "kv_ip 10.0.0.1 has no effect .*only 127.0.0.1.*give host in"),
+                (
+                    "kv_ip",
+                    "10.0.0.1",
+                    "kv_ip 10.0.0.1 has no effect .*only 127.*give host in",
+                ),
                 ("kv_port", 3, "kv_port 3 has no effect .*only 14579.*give port in"),
                 ("kv_buffer_size", 5, "kv_buffer_size 5 has no effect .*an option of the conn"),
                 ("enable_permute_local_kv", True, "only false.*same layout"),

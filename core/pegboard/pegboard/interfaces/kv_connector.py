@@ -34,8 +34,8 @@ class KVConnectorSetup:
     content in all engines. Data that is found in another way, for example by a request's id, must
     be stored with the identity and refused if it differs. rank: whose part of the keys and values
     this half moves. The hashes of all ranks are equal, so stored data needs the rank in its name.
-    The scheduler half has rank 0. number: of this rank among all ranks of all engines of the server.
-    expired: for each KV group, number of computed tokens → the
+    The scheduler half has rank 0. number: of this rank among all ranks of all engines of the
+    server. expired: for each KV group, number of computed tokens → the
     entries of a block table that no later token reads. A prefix needs the other entries only. The
     worker half does not have it.
     """
