@@ -123,6 +123,7 @@ def test_the_end_of_the_last_stage_is_noticed(checkpoint: Path, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("pegboard")] == []
 
 
+@pytest.mark.slow
 def test_the_launcher_ends_a_stage_that_waits(checkpoint: Path, tmp_path: Path) -> None:
     """The last stage waits for the first one, which has died."""
     program = tmp_path / "program.py"

@@ -54,8 +54,13 @@ def marked(commands: list[Command]) -> list[object]:
     """Parameters for the commands. Those that take long for what they prove are marked slow."""
     first = (ROOT / "README.md", ROOT / "docs/serving.md")
     shown = {each.words for each in commands if each.block.page in first}
-    long = (("plugins", "cost"), ("plugins", "lock"), ("bench", "startup"))
-    slow = [c for c in commands if c.words[1:3] in long or (c in SERVE and c.words not in shown)]
+    long = (("plugins", "cost"), ("plugins", "lock"), ("bench", "startup"), ("perplexity",))
+    long += (("check",), ("collect-env",))
+    slow = [
+        c
+        for c in commands
+        if c.words[1:2] in long or c.words[1:3] in long or (c in SERVE and c.words not in shown)
+    ]
     return [
         pytest.param(c, id=str(c), marks=[pytest.mark.slow] if c in slow else [])
         for c in unique(commands)

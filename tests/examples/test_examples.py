@@ -63,6 +63,7 @@ def test_fetch_default_model(smollm2_gguf: Path, tmp_path: Path) -> None:
     assert Path(run("fetch_default_model.py", tmp_path).strip()) == smollm2_gguf
 
 
+@pytest.mark.slow
 def test_train_and_serve(tmp_path: Path) -> None:
     """The engine answers better from round to round, because it has the trainer's weights."""
     rewards = [
@@ -72,6 +73,7 @@ def test_train_and_serve(tmp_path: Path) -> None:
     assert len(rewards) == 8 and rewards[0] < 0.6 and rewards[-1] > rewards[0] + 0.15
 
 
+@pytest.mark.slow
 def test_separate_trainer(tmp_path: Path) -> None:
     """The engine answers as the trainer's model, in each round."""
     printed = run("separate_trainer.py", tmp_path)

@@ -88,7 +88,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, bool]]:
     return submitted_steps(monkeypatch)
 
 
-@pytest.mark.parametrize("method", nightly(METHODS, "draft_model"))
+@pytest.mark.parametrize("method", nightly(METHODS, "draft_model", "mtp"))
 def test_right_drafts_are_verified_without_waiting(
     method: str,
     tmp_path: Path,

@@ -65,7 +65,11 @@ def write(tmp_path: Path) -> Callable[[str], Reference]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("kernels", [KERNELS, KERNELS[-1:]], ids=["kernels", "references"])
+@pytest.mark.parametrize(
+    "kernels",
+    [KERNELS, pytest.param(KERNELS[-1:], marks=pytest.mark.slow)],
+    ids=["kernels", "references"],
+)
 def test_models(
     write: Callable[[str], Reference],
     name: str,

@@ -43,7 +43,7 @@ def drafting(
 
 
 @pytest.mark.one_rank
-@pytest.mark.parametrize("name", nightly(SETTINGS, "eager"))
+@pytest.mark.parametrize("name", nightly(SETTINGS, "eager", "preempted"))
 def test_the_output_is_that_of_plain_decoding(
     drafting: Any, open_llm: Callable[..., LLM], name: str
 ) -> None:
@@ -66,7 +66,7 @@ def test_the_output_is_that_of_plain_decoding(
 
 
 @pytest.mark.one_rank
-@pytest.mark.parametrize("name", ["recorded", "chunked", "preempted"])
+@pytest.mark.parametrize("name", nightly(["recorded", "chunked", "preempted"], "recorded"))
 def test_tokens_that_wait_are_computed_before_drafts(
     drafting: Any, open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -258,7 +258,7 @@ def value(llm: LLM, name: str) -> Any:
 
 
 @pytest.mark.one_rank
-@pytest.mark.parametrize("engine", nightly(ENGINES, "eager"))
+@pytest.mark.parametrize("engine", nightly(ENGINES, "eager", "recorded"))
 @pytest.mark.parametrize("name", TARGETS)
 def test_tokens_and_proposals(
     open_llm: Callable[..., LLM], tmp_path: Path, name: str, engine: str

@@ -181,6 +181,7 @@ def test_the_fallback(
     check_parity(reference, lengths=(6, 17), max_model_len=64, **FALLBACK)
 
 
+@pytest.mark.slow
 def test_the_fallback_in_processes(write: Write) -> None:
     settings = {"tensor_parallel_size": 2, "block_size": 16, "max_model_len": 64, **FALLBACK}
     check_parity(write("mixtral", "fallback", **EXPERTS), lengths=(6, 33), **settings)

@@ -47,6 +47,7 @@ def answers(path: Path, **settings: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_the_same_answers(smollm2_gguf: Path) -> None:
     """With drafts, too. The threads are as many, because their number changes how sums are
     rounded."""

@@ -101,6 +101,7 @@ def client(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ope
     running.check_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_over_http(base: Path, client: openai.OpenAI) -> None:
     samples = samples_of("beckett.wav")

@@ -310,7 +310,9 @@ def test_two_api_processes_answer_alike_and_end_together(start_server: StartServ
     assert "Traceback" not in server.log.read_text()
 
 
-@pytest.mark.parametrize("victim", ["engine or api", "parent"])
+@pytest.mark.parametrize(
+    "victim", ["engine or api", pytest.param("parent", marks=pytest.mark.slow)]
+)
 def test_one_of_them_killed(start_server: StartServer, victim: str) -> None:
     """When any process dies, all other processes end too."""
     server = start_server("--api-server-count", "2")

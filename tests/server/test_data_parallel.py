@@ -49,6 +49,7 @@ def control(server: Server, action: str) -> Any:
     return HTTP.get(f"{server.url}/probe/{action}").raise_for_status().json()
 
 
+@pytest.mark.slow
 def test_two_engines(server: Server, start_server: StartServer) -> None:
     two = start_server(*TWO)
     assert answers(two) == answers(server)

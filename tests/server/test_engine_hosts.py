@@ -88,7 +88,11 @@ def test_a_stall_on_another_host_is_seen(start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("victim", "number"),
-    [("engine", signal.SIGKILL), ("host", signal.SIGKILL), ("host", signal.SIGSTOP)],
+    [
+        ("engine", signal.SIGKILL),
+        ("host", signal.SIGKILL),
+        pytest.param("host", signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
 )
 def test_clients_hear_of_a_death_on_another_host(
     start: Start, victim: str, number: signal.Signals

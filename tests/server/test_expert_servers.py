@@ -147,7 +147,7 @@ def test_a_server_stops_with_open_requests(start: Callable[..., Server]) -> None
     server.check_nothing_left()
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_one_engine_is_killed(start: Callable[..., Server], killed: int) -> None:
     """The other one, which waits for it, is ended."""
     server = start(*TWO)

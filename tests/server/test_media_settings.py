@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from server_process import Server
 from test_media import IMAGES, messages, part, text_of, url_of
 
@@ -34,6 +35,7 @@ def expected(reference: MediaReference, *parts: Any) -> str:
     return " ".join(f"w{token}" for token in outputs if token < NUM_TEXT_TOKENS)
 
 
+@pytest.mark.slow
 def test_adapters_and_places(tmp_path: Path, probe: Path) -> None:
     before = write_llava(tmp_path)
     after = write_llava(tmp_path)

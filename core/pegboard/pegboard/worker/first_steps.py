@@ -18,8 +18,10 @@ from pegboard.worker.drafting_ahead import SampleAhead
 from pegboard.worker.endings import SampleOnHost
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.model_runner import ModelRunner
+from pegboard.worker.room import STEPS, explained
 
 if TYPE_CHECKING:
+    from pegboard.data.batch import Batch
     from pegboard.interfaces.attention import AttentionLayer
 
 Check = Callable[..., Any]
@@ -259,3 +261,10 @@ def _weights(loaded: LoadedModel) -> Iterator[Place]:
                 yield holder, name, value, watching[id(value)]
             elif isinstance(value, list) and any(id(item) in watching for item in value):
                 yield holder, name, value, [watching.get(id(item), item) for item in value]
+
+
+def try_steps(runner: ModelRunner, *steps: "Batch") -> None:
+    """Run steps, in which what plugins return is checked."""
+    with checked(runner), explained(runner.parts.loaded.setup.platform, *STEPS):
+        for batch in steps:
+            runner.run(batch)()

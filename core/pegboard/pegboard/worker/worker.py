@@ -37,7 +37,7 @@ from pegboard.worker.draft_forwards import load_draft
 from pegboard.worker.drafting_ahead import runs_ahead
 from pegboard.worker.endings import Masks
 from pegboard.worker.expert_balance import ExpertBalance
-from pegboard.worker.first_steps import checked
+from pegboard.worker.first_steps import try_steps
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.lockstep import make_runner
 from pegboard.worker.model_loader import check_memory
@@ -107,13 +107,6 @@ def part_of_group(group: KVGroup, specs: Mapping[int, KVCacheSpec]) -> KVGroup:
     return msgspec.structs.replace(group, layers=layers, spec=spec)
 
 
-def try_steps(worker: Worker, *steps: Batch) -> None:
-    """Run steps, in which what plugins return is checked."""
-    with checked(worker.running), explained(worker.setup.platform, *STEPS):
-        for batch in steps:
-            worker.running.run(batch)()
-
-
 class Worker:
     """The order of calls is load → allocate → warm_up → run … → stop. models: the target, and the
     draft model if there is one. extension_methods: the names that `worker_extension_cls` has added.
@@ -180,7 +173,7 @@ class Worker:
                 self._bind(plan, memory.allocate(plan, self.setup.platform.zeros))
                 for model in self.models:
                     model.calculate_scales()
-                try_steps(self, prompt)
+                try_steps(self.running, prompt)
                 self.runner = None
             return WorkerReady(
                 self.rank,
@@ -201,7 +194,7 @@ class Worker:
         plan = memory.null_plan(specs, self.limits.block_size)
         self._bind(plan, memory.allocate(plan, platform.zeros))
         platform.memory(reset_peak=True)
-        try_steps(self, memory.largest_batch(self.limits, len(plan.groups)))
+        try_steps(self.running, memory.largest_batch(self.limits, len(plan.groups)))
         left = left_for_cache(self.setup, self.models, self.running.kept_rows_bytes())
         self.runner = None
         return left
@@ -258,7 +251,7 @@ class Worker:
         Returns what this rank has chosen."""
         parts = self.running.parts
         steps = [*memory.trial_steps(self.limits, len(parts.plan.groups))]
-        try_steps(self, *steps)
+        try_steps(self.running, *steps)
         setup = self.setup
         if self.config.enforce_eager:
             self.replay = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pegboard import env
@@ -35,12 +35,10 @@ def make_parser(setup: CommandSetup) -> FlagParser:
             "--prefill and --decode for servers with a KV connector that share prompts."
         ),
     )
-    for flag, what in (
-        ("--server", "a server"),
-        ("--prefill", "a server that computes prompts"),
-        ("--decode", "a server that continues them"),
-    ):
-        parser.add_argument(flag, action="append", default=[], metavar="URL", help=what)
+    several: dict[str, Any] = {"action": "append", "default": [], "metavar": "URL"}
+    parser.add_argument("--server", **several, help="a server")
+    parser.add_argument("--prefill", **several, help="a server that computes prompts")
+    parser.add_argument("--decode", **several, help="a server that continues them")
     parser.add_argument("--host", default="127.0.0.1", help="address (default %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port (default %(default)s)")
     parser.add_argument(
