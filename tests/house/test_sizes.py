@@ -33,12 +33,12 @@ CEILINGS = {
     "engine/kv": 805,
     "engine/metrics": 275,
     "front": 1930,
-    "interfaces": 1510,
+    "interfaces": 1515,
     "layers": 1180,
     "ops": 430,
     "plan": 985,
     "plugins": 1300,
-    "worker": 3425,
+    "worker": 3430,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

@@ -52,14 +52,18 @@ class P2PScheduler(StoreScheduler):
         self._sources: dict[str, Address | None] = {}
         self._targets: list[tuple[int, bytes, Address]] = []
         self._is_warned = False
-        self._strangers: dict[Address, bool] = {}  # whether the worker halves must be told
+        self._strangers: dict[Address, bool] = {}  # whether the worker halves do not know it yet
 
     def end_of(self, request: RequestView, start: int) -> int:
-        told = _parameters(request)
-        count = told.get("remote_num_tokens")
-        if told.get("do_remote_prefill") is not True or type(count) is not int:
+        parameters = _parameters(request)
+        count = parameters.get("remote_num_tokens")
+        if parameters.get("do_remote_prefill") is not True or type(count) is not int:
             return start
-        if request.num_preemptions or not self._is_reachable(told) or not self._is_same(request):
+        if (
+            request.num_preemptions
+            or not self._is_reachable(parameters)
+            or not self._is_same(request)
+        ):
             return start
         return max(start, min(self.longest(request), count // self.alignment * self.alignment))
 
@@ -72,15 +76,15 @@ class P2PScheduler(StoreScheduler):
         return _parameters(request).get("do_remote_decode") is True
 
     def saved(self, request: RequestView, places: Sequence[Place]) -> None:
-        told = _parameters(request)
-        target = _address(told)
-        if target is not None and self._is_reachable(told):
+        parameters = _parameters(request)
+        target = _address(parameters)
+        if target is not None and self._is_reachable(parameters):
             self._targets += [(place.group, place.block_hash, target) for place in places]
 
     def parameters_of(self, request: RequestView) -> dict[str, Any]:
         host, port = self._address
-        told = _parameters(request)
-        is_sent = _address(told) is not None and self._is_reachable(told)
+        parameters = _parameters(request)
+        is_sent = _address(parameters) is not None and self._is_reachable(parameters)
         where = {} if is_sent else {"remote_host": host, "remote_port": port}
         return {
             **super().parameters_of(request),
@@ -98,16 +102,16 @@ class P2PScheduler(StoreScheduler):
         self._targets = []
         return encode(plan)
 
-    def _is_reachable(self, told: Mapping[str, Any]) -> bool:
+    def _is_reachable(self, parameters: Mapping[str, Any]) -> bool:
         """Return whether the address book has the host that a request names, if it names one."""
-        host = told.get("remote_host")
-        if host is None or (_address(told) is not None and self._book.has(host)):
+        host = parameters.get("remote_host")
+        if host is None or (_address(parameters) is not None and self._book.has(host)):
             return True
         (log.debug if self._is_warned else log.warning)(
             "a request names the engine %.80r (port %.20r), which is not one of the peers; its "
             "prompt is computed. If the host is right, add it to the option peers",
             host,
-            told.get("remote_port"),
+            parameters.get("remote_port"),
         )
         self._is_warned = True
         return False
@@ -115,12 +119,12 @@ class P2PScheduler(StoreScheduler):
     def _is_same(self, request: RequestView) -> bool:
         """Return whether the first block has the same name in both engines. Otherwise, the other
         engine has none of the blocks, and asking for them would take until the timeout."""
-        told = _parameters(request)
+        parameters = _parameters(request)
         if not request.block_hashes:
             return True
-        if told.get("remote_first_hash") == request.block_hashes[0].hex():
+        if parameters.get("remote_first_hash") == request.block_hashes[0].hex():
             return True
-        address = _address(told)
+        address = _address(parameters)
         is_new = address not in self._strangers and len(self._strangers) < MAX_STRANGERS
         if address is not None and is_new:
             self._strangers[address] = True
@@ -131,8 +135,8 @@ def _parameters(request: RequestView) -> Mapping[str, Any]:
     return request.kv_transfer_params or {}
 
 
-def _address(told: Mapping[str, Any]) -> Address | None:
-    host = told.get("remote_host")
-    port = told.get("remote_port")
+def _address(parameters: Mapping[str, Any]) -> Address | None:
+    host = parameters.get("remote_host")
+    port = parameters.get("remote_port")
     is_address = isinstance(host, str) and type(port) is int and 0 < port < 65536
     return (host, port) if is_address else None  # type: ignore[return-value]

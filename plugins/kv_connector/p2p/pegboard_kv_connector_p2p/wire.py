@@ -68,7 +68,7 @@ class Engine:
     def meet(self, connection: socket.socket, *, calls: bool) -> None:
         """Exchange hellos and proofs. calls: this side has opened the connection. Raises PeerError
         that shows both sides if the other engine's blocks are not those of this one, OSError."""
-        own = Hello(
+        hello = Hello(
             PROTOCOL,
             self.identity,
             self.rank,
@@ -77,7 +77,7 @@ class Engine:
             secrets.token_bytes(16),
             self.key is not None,
         )
-        send_message(connection, own)
+        send_message(connection, hello)
         try:
             other = receive_message(connection, Hello)
         except msgspec.DecodeError as error:
@@ -86,8 +86,8 @@ class Engine:
         if self.key is None:
             return
         role = b"caller" if calls else b"called"
-        send_message(connection, self._proof(role, other.nonce, own.nonce))
-        expected = self._proof(b"called" if calls else b"caller", own.nonce, other.nonce)
+        send_message(connection, self._proof(role, other.nonce, hello.nonce))
+        expected = self._proof(b"called" if calls else b"caller", hello.nonce, other.nonce)
         if not hmac.compare_digest(receive_message(connection, bytes), expected):
             raise PeerError("it has another PEGBOARD_CLUSTER_KEY; give all engines the same")
 

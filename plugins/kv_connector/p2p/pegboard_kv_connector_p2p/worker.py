@@ -80,9 +80,9 @@ class P2PWorker:
     # --- saves ------------------------------------------------------------------------------------
 
     def save(self, plan: bytes) -> None:
-        told = decode(plan) if plan else Plan(b"")
-        self._plan = transfer_plan.decode(told.transfers)
-        self._sources = told.sources
+        step_plan = decode(plan) if plan else Plan(b"")
+        self._plan = transfer_plan.decode(step_plan.transfers)
+        self._sources = step_plan.sources
         for group, block_rows in enumerate(self._rows):
             places = {
                 place.block_hash: place
@@ -92,10 +92,10 @@ class P2PWorker:
             rows = block_rows.read([place.block_id for place in places.values()]) if places else ()
             for block_hash, row in zip(places, rows, strict=True):
                 self.store.put((group, block_hash), memoryview(row.numpy()))
-        for address in told.strangers:
+        for address in step_plan.strangers:
             self._threads.submit(self._ask, self._ranked((address[0], address[1])))
         targets: dict[tuple[Address, int], list[Name]] = {}
-        for group, block_hash, address in told.targets:
+        for group, block_hash, address in step_plan.targets:
             targets.setdefault((tuple(address), group), []).append((group, block_hash))  # type: ignore[arg-type]
         for (address, _), names in targets.items():
             blocks = [(name, self.store.wait_for(name, 0.0)) for name in names]
