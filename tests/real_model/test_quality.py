@@ -11,6 +11,7 @@ from quality import FLOAT, compare
 pytestmark = pytest.mark.real_model
 
 
+@pytest.mark.slow
 def test_perplexity_and_greedy_tokens_of_the_default_path(smollm2_gguf: Path) -> None:
     result = compare(str(smollm2_gguf), 1024)
     assert result.num_tokens >= 1000

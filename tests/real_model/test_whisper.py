@@ -120,6 +120,7 @@ def test_over_http(base: Path, client: openai.OpenAI) -> None:
     assert chosen.text.endswith("Fail better.")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_long_recording(base: Path, client: openai.OpenAI) -> None:
     """44 seconds, in two clips."""

@@ -94,6 +94,7 @@ def test_two_engines(server: Server, start_server: StartServer) -> None:
     two.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_one_of_two_engines_is_killed(start_server: StartServer) -> None:
     """All clients are told, the other engine is ended, and the server exits with an error."""
     server = start_server(*TWO)

@@ -90,7 +90,7 @@ def test_a_stall_on_another_host_is_seen(start: Start) -> None:
     ("victim", "number"),
     [
         ("engine", signal.SIGKILL),
-        ("host", signal.SIGKILL),
+        pytest.param("host", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("host", signal.SIGSTOP, marks=pytest.mark.slow),
     ],
 )
@@ -127,6 +127,7 @@ def test_a_host_ends_with_its_server(start: Start) -> None:
     assert "the server has ended" in host.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_host_that_is_told_to_end(start: Start) -> None:
     two, host = start()
     with running_stream(two, LONG_TEXT) as lines:

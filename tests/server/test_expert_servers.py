@@ -140,6 +140,7 @@ def test_two_engines_share_out_experts(start: Callable[..., Server]) -> None:
     two.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_server_stops_with_open_requests(start: Callable[..., Server]) -> None:
     server = start(*TWO, "--shutdown-timeout-s", "0")
     with running_stream(server, LONG), running_stream(server, LONG):

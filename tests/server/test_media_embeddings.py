@@ -19,6 +19,8 @@ from tiny_media import MediaReference, prompt, write_llava
 
 from pegboard_testing.contract_multimodal_processor import random_image
 
+pytestmark = pytest.mark.slow
+
 IMAGE = random_image(40, 20, seed=1)
 
 
