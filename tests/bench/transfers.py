@@ -76,8 +76,10 @@ def restart(prompts: list[list[int]]) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         option = {"shared_storage_path": folder}
         chosen: Any = {
-            "kv_connectors": ["shared_storage"],
-            "kv_connector": {"shared_storage": option},
+            "kv_transfer_config": {
+                "kv_connector": "shared_storage",
+                "kv_connector_extra_config": option,
+            },
         }
         times = []
         for _ in range(2):
@@ -103,7 +105,8 @@ def over_tcp(run: int) -> tuple[float, float]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        return {"kv_connectors": ["p2p"], "kv_connector": {"p2p": {"port": port}}}
+        form = {"kv_connector": "p2p", "kv_connector_extra_config": {"port": port}}
+        return {"kv_transfer_config": form}
 
     prompt = tokens(SHARED, run)
     with engine(**chosen()) as first, engine(**chosen()) as second:

@@ -37,7 +37,7 @@ GROUPS: list[list[Retain]] = [
 ]
 
 
-class _TorchViews:
+class TorchViews:
     """A worker half on the fake worker's memory, which it gets as tensors."""
 
     def __init__(self, half: KVConnectorWorker) -> None:
@@ -85,7 +85,7 @@ class KVConnectorContract:
 
         def wrapped(setup: KVConnectorSetup) -> Halves:
             scheduler, worker = self.halves(setup)
-            return scheduler, _TorchViews(worker)
+            return scheduler, TorchViews(worker)
 
         return FakeEngine(retains, kv=wrapped, identity=identity, **arguments)
 

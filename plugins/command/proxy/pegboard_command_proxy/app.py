@@ -65,9 +65,8 @@ class Proxied:
         self._finds_prefixes = finds_prefixes
         self._limit = limit
 
-    async def answer(self, request: Request) -> Answer:
-        """Raises PegboardError."""
-        content = await self._content(request)
+    async def answer(self, request: Request, content: bytes) -> Answer:
+        """content: the body. Raises PegboardError."""
         path = request.url.path
         target = f"{path}?{request.url.query}" if request.url.query else path
         call = Call(request.method, target, passed_on(request.headers), content)
@@ -81,7 +80,8 @@ class Proxied:
             return await self._forwarder.send(call)
         return await self._disaggregated.send(call, body)
 
-    async def _content(self, request: Request) -> bytes:
+    async def content(self, request: Request) -> bytes:
+        """Return the body of a request. Raises RequestError if it is too large."""
         parts = bytearray()
         async for part in request.stream():
             parts += part
@@ -169,7 +169,9 @@ class _Endpoint:
 
     async def _response(self, request: Request) -> Response:
         try:
-            answer = await while_connected(request.receive, self._proxied.answer(request))
+            content = await self._proxied.content(request)
+            answering = self._proxied.answer(request, content)
+            answer = await while_connected(request.receive, answering)
         except PegboardError as error:
             return _error(getattr(error, "status", 500), str(error))
         if answer.stream is None:

@@ -154,5 +154,10 @@ def read_sources(texts: Sequence[str], urls: Sequence[str]) -> list["EventSource
         address = _checked(url, "--kv-events")
         if address not in urls:
             raise UsageError(f"--kv-events {text!r}: no server has the address {address}")
-        sources.append(EventSource(address, endpoint, replay or None))
+        source = EventSource(address, endpoint, replay or None)
+        try:
+            source.check()
+        except ValueError as error:
+            raise UsageError(f"--kv-events {text!r}: {error}") from error
+        sources.append(source)
     return sources

@@ -31,6 +31,17 @@ class EventSource:
     endpoint: str
     replay: str | None = None
 
+    def check(self) -> None:
+        """Raises ValueError if ZeroMQ cannot connect to an address of this form."""
+        for address in (self.endpoint, self.replay):
+            if address is None:
+                continue
+            with zmq.Context.instance().socket(zmq.SUB) as socket:
+                try:
+                    socket.connect(address)
+                except zmq.ZMQError as error:
+                    raise ValueError(f"{address} cannot be used: {error}") from error
+
 
 async def follow(source: EventSource, prefixes: Prefixes) -> None:
     """Tell `prefixes` what the engine publishes, until cancelled."""
@@ -97,8 +108,8 @@ class Follower:
             await socket.send_multipart([b"", self.next.to_bytes(8, "big")])
             with contextlib.suppress(asyncio.TimeoutError):
                 while True:
-                    _, number, payload = await asyncio.wait_for(socket.recv_multipart(), REPLAY_S)
-                    at = int.from_bytes(number, "big", signed=True)
+                    frames = await asyncio.wait_for(socket.recv_multipart(), REPLAY_S)
+                    at = int.from_bytes(frames[-2], "big", signed=True) if len(frames) == 3 else END
                     if at == END:
                         return
-                    yield at, payload
+                    yield at, frames[-1]

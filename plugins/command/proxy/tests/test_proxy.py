@@ -235,6 +235,38 @@ def test_a_client_that_leaves_ends_the_request() -> None:
         assert world.traffic.num_running == 0 and world.servers[0].is_healthy
 
 
+def test_a_body_may_come_in_parts() -> None:
+    """Nothing else reads what the client sends meanwhile."""
+    content = json.dumps({"prompt": "long" * 500}).encode()
+    parts = [content[start : start + 300] for start in range(0, len(content), 300)]
+    statuses = []
+
+    async def run(world: World) -> None:
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(0.001)
+            if parts:
+                part = parts.pop(0)
+                return {"type": "http.request", "body": part, "more_body": bool(parts)}
+            await asyncio.sleep(60)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status"))
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "query_string": b"",
+            "headers": [],
+        }
+        await asyncio.wait_for(world.app(scope, receive, send), 10)
+
+    world = World(server1=good)
+    asyncio.run(run(world))
+    assert statuses[0] == 200 and world.asked[0][2] == json.loads(content)
+
+
 def test_only_routes_of_the_model_are_passed_on() -> None:
     world = World(server1=good)
     for path in ("/sleep", "/collective_rpc", "/metrics", "/v1x"):
@@ -396,6 +428,8 @@ def test_prompts_that_cannot_be_counted_out_go_to_any_server() -> None:
         (["--server", "http://a", "--policy", "prefix_aware"], "needs --kv-events"),
         (["--server", "http://a", "--kv-events", "tcp://x:1"], "expected something like"),
         (["--server", "http://a", "--kv-events", "http://b=tcp://x:1"], "no server has"),
+        (["--server", "http://a", "--kv-events", "http://a=tcp://x"], "tcp://x cannot be used"),
+        (["--server", "http://a", "--kv-events", "http://a=tcp://x:1,xy"], "xy cannot be used"),
     ],
 )
 def test_wrong_flags(words: list[str], message: str) -> None:

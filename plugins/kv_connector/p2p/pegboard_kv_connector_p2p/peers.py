@@ -49,7 +49,7 @@ class Peers:
         PeerError, OSError."""
         until = time.monotonic() + self._timeout_s
         with self._connected(address) as connection:
-            wait_ms = int(max(self._timeout_s / 2, 0) * 1000)
+            wait_ms = int(self._timeout_s / 2 * 1000)
             send_message(connection, Request("get", group, list(hashes), wait_ms))
             present = []
             for buffer in buffers:

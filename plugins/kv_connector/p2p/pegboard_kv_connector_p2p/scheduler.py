@@ -138,5 +138,6 @@ def _parameters(request: RequestView) -> Mapping[str, Any]:
 def _address(parameters: Mapping[str, Any]) -> Address | None:
     host = parameters.get("remote_host")
     port = parameters.get("remote_port")
-    is_address = isinstance(host, str) and type(port) is int and 0 < port < 65536
-    return (host, port) if is_address else None  # type: ignore[return-value]
+    if isinstance(host, str) and type(port) is int and 0 < port < 65536:
+        return host, port
+    return None

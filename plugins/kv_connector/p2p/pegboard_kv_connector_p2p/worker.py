@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -15,6 +15,7 @@ from pegboard.interfaces.attention import KVGroup, KVView
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.log import get_logger
 from pegboard_kv import plan as transfer_plan
+from pegboard_kv.loads import Loads
 from pegboard_kv.plan import Place, TransferPlan
 from pegboard_kv.rows import BlockRows
 from pegboard_kv_connector_p2p.book import AddressBook
@@ -29,8 +30,6 @@ log = get_logger(__name__)
 
 NUM_THREADS = 8
 """Transfers at once. They wait for the network and for other engines most of the time."""
-IDLE_WAIT_S = 0.005
-"""How long a step without tokens waits for a load."""
 DOWN_S = 5.0
 """After an error, an engine is left alone for this time."""
 AT_ONCE = 64
@@ -57,7 +56,7 @@ class P2PWorker:
         self._peers = Peers(self._engine, options.timeout_s)
         self._server: BlockServer | None = None
         self._threads = ThreadPoolExecutor(NUM_THREADS, "kv-transfer")
-        self._loads: dict[str, Future[int | None]] = {}
+        self._loads = Loads(self._threads)
         self._down: dict[Address, float] = {}
         self._plan = TransferPlan()
         self._sources: Mapping[str, Address | None] = {}
@@ -143,7 +142,7 @@ class P2PWorker:
         for key, places in self._plan.loads.items():
             source = self._sources.get(key)
             address = None if source is None else self._ranked((source[0], source[1]))
-            self._loads[key] = self._threads.submit(self._load, places, address)
+            self._loads.begin(key, self._load, places, address)
 
     def _load(self, places: Sequence[Place], address: Address | None) -> int | None:
         """Copy blocks of a request to the KV memory. Return the first token that is missing, or
@@ -208,16 +207,7 @@ class P2PWorker:
         return present
 
     def end(self) -> TransferReport:
-        if self._plan.is_idle and self._loads:
-            wait(self._loads.values(), IDLE_WAIT_S, FIRST_COMPLETED)
-        report = TransferReport(saved=self._plan.released, loaded=[], failed={})
-        for key in [key for key, load in self._loads.items() if load.done()]:
-            first_bad = self._loads.pop(key).result()
-            if first_bad is None:
-                report.loaded.append(key)
-            else:
-                report.failed[key] = first_bad
-        return report
+        return self._loads.report(self._plan)
 
     def close(self) -> None:
         """End all transfers and connections."""

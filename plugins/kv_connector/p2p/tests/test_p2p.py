@@ -26,7 +26,7 @@ from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup
 from pegboard.interfaces.scheduling_policy import RequestView
 from pegboard_kv.scheduler import StoreScheduler
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_kv_connector import Halves, KVConnectorContract, _TorchViews, greedy
+from pegboard_testing.contract_kv_connector import Halves, KVConnectorContract, TorchViews, greedy
 from pegboard_testing.fake_engine import FakeEngine
 
 PROMPT = range(21)
@@ -144,7 +144,7 @@ class Peer:
         def halves(setup: KVConnectorSetup) -> Halves:
             read = P2POptions(**given)
             self.worker = P2PWorker(read, setup)
-            return P2PScheduler(read, setup), _TorchViews(self.worker)
+            return P2PScheduler(read, setup), TorchViews(self.worker)
 
         self.engine = FakeEngine(retains, kv=halves, identity=identity)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from pegboard.data.batch import TransferReport
 from pegboard.interfaces.attention import KVGroup, KVView
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.log import get_logger
+from pegboard_kv.loads import Loads
 from pegboard_kv.plan import Place, TransferPlan, decode
 from pegboard_kv.rows import BlockRows
 from pegboard_kv_connector_shared_storage.block_file import BlockHeader
@@ -26,8 +27,6 @@ NUM_READERS = 4
 MAX_WAITING_BYTES = 1 << 29
 """Copies of blocks that wait to be written. When there are more, blocks are not saved: the engine
 must not wait for the disk."""
-IDLE_WAIT_S = 0.005
-"""How long a step without tokens waits for a load."""
 HASH_BYTES = 32
 
 
@@ -43,7 +42,7 @@ class SharedStorageWorker:
         self._lock = threading.Lock()
         self._waiting: set[tuple[int, bytes]] = set()
         self._waiting_bytes = 0
-        self._loads: dict[str, Future[int | None]] = {}
+        self._loads = Loads(self._readers)
         self._plan = TransferPlan()
         self._has_warned = False
 
@@ -102,7 +101,7 @@ class SharedStorageWorker:
 
     def begin(self, plan: bytes) -> None:
         for key, places in self._plan.loads.items():
-            self._loads[key] = self._readers.submit(self._load, places)
+            self._loads.begin(key, self._load, places)
 
     def _load(self, places: Sequence[Place]) -> int | None:
         """Copy blocks from files to the KV memory. Return the first token that is missing, or None.
@@ -148,16 +147,7 @@ class SharedStorageWorker:
         return True
 
     def end(self) -> TransferReport:
-        if self._plan.is_idle and self._loads:
-            wait(self._loads.values(), IDLE_WAIT_S, FIRST_COMPLETED)
-        report = TransferReport(saved=self._plan.released, loaded=[], failed={})
-        for key in [key for key, load in self._loads.items() if load.done()]:
-            first_bad = self._loads.pop(key).result()
-            if first_bad is None:
-                report.loaded.append(key)
-            else:
-                report.failed[key] = first_bad
-        return report
+        return self._loads.report(self._plan)
 
     def close(self) -> None:
         """Write what waits to be written. Loads that have not begun are dropped."""
