@@ -12,10 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from pegboard_kv_connector_p2p.book import AddressBook
-from pegboard_kv_connector_p2p.options import P2POptions
-from pegboard_kv_connector_p2p.scheduler import P2PScheduler
-from pegboard_kv_connector_p2p.store import BlockStore
 from pegboard_kv_connector_p2p.worker import P2PWorker
 
 from pegboard import env
@@ -24,6 +20,10 @@ from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import Full, Retain, Window
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup
 from pegboard.interfaces.scheduling_policy import RequestView
+from pegboard_kv.peers.book import AddressBook
+from pegboard_kv.peers.options import PeerOptions
+from pegboard_kv.peers.scheduler import PeerScheduler
+from pegboard_kv.peers.store import BlockStore
 from pegboard_kv.scheduler import StoreScheduler
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_kv_connector import Halves, KVConnectorContract, TorchViews, greedy
@@ -80,11 +80,11 @@ class Known:
         pass
 
 
-class FromBefore(P2PScheduler):
+class FromBefore(PeerScheduler):
     """As if every request named the engine before, and how many tokens it has."""
 
     def __init__(
-        self, options: P2POptions, setup: KVConnectorSetup, before: tuple[int, BlockStore] | None
+        self, options: PeerOptions, setup: KVConnectorSetup, before: tuple[int, BlockStore] | None
     ) -> None:
         super().__init__(options, setup)
         self._store = Known(before and before[1])
@@ -118,7 +118,7 @@ class TestP2P(KVConnectorContract):
     def halves(self, setup: KVConnectorSetup) -> Halves:
         if setup.rank == 0:
             self.port = free_ports(2)
-        options = P2POptions(port=self.port + setup.rank, timeout_s=20)
+        options = PeerOptions(port=self.port + setup.rank, timeout_s=20)
         worker = Lasting(options, setup)
         self.made.append(worker)
         scheduler = FromBefore(options, setup, self.last)
@@ -142,9 +142,9 @@ class Peer:
         given = {"port": self.port, "timeout_s": 5.0, **options}
 
         def halves(setup: KVConnectorSetup) -> Halves:
-            read = P2POptions(**given)
+            read = PeerOptions(**given)
             self.worker = P2PWorker(read, setup)
-            return P2PScheduler(read, setup), TorchViews(self.worker)
+            return PeerScheduler(read, setup), TorchViews(self.worker)
 
         self.engine = FakeEngine(retains, kv=halves, identity=identity)
 
@@ -383,7 +383,7 @@ def test_a_damaged_block(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
         connection.sendall(zlib.crc32(content).to_bytes(4, "big"))
         connection.sendall(bytes([content[0] ^ 1]) + content[1:])
 
-    monkeypatch.setattr("pegboard_kv_connector_p2p.server.send_block", damaged)
+    monkeypatch.setattr("pegboard_kv.peers.transport.send_block", damaged)
     loads_nothing(second, told)
 
 
@@ -413,7 +413,7 @@ def test_a_host_that_others_reach_needs_a_key(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv(env.CLUSTER_KEY, raising=False)
     setup = KVConnectorSetup(FakeEngine().plan)
     with pytest.raises(ConfigError, match=f"set {env.CLUSTER_KEY} to the same random text"):
-        P2PWorker(P2POptions(host="0.0.0.0"), setup)
+        P2PWorker(PeerOptions(host="0.0.0.0"), setup)
 
 
 def test_a_port_that_is_taken(start: Start) -> None:
