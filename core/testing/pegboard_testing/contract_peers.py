@@ -202,7 +202,11 @@ class PeersContract(KVConnectorContract):
         """An engine loads from the one before it."""
         if setup.rank == 0:
             self.port = free_ports(2)
-        options = {"port": self.port + setup.rank, "timeout_s": 20, "size_gb": 0.01}
+        options: dict[str, Any] = {
+            "port": self.port + setup.rank,
+            "timeout_s": 20,
+            "size_gb": 0.01,
+        }
         worker = Lasting(self.worker(setup, **options))
         self.halves_in_use.append(worker)
         scheduler = FromBefore(PeerOptions(**options), setup, self.last)

@@ -47,7 +47,8 @@ class Transport(ABC):
         until: `time.monotonic`. Raises OSError, PeerError, msgspec.DecodeError."""
 
     def close(self) -> None:
-        """Release what the transport has. Nothing is sent or received any more."""
+        """Release what the transport has. What is being received ends with an error. It may be
+        called twice."""
 
 
 class Stream(Transport):

@@ -240,7 +240,7 @@ class PeerWorker:
         """End all transfers and connections."""
         self.store.close()
         self._peers.close()
+        self._transport.close()
         if self._server is not None:
             self._server.close()
         self._threads.shutdown(cancel_futures=True)
-        self._transport.close()

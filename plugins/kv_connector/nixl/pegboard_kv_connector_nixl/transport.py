@@ -11,12 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from pegboard.errors import ConfigError
-from pegboard.log import get_logger
 from pegboard_kv.peers.memory import Arena, address_of
 from pegboard_kv.peers.transport import Reading
 from pegboard_kv.peers.wire import PeerError
-
-log = get_logger(__name__)
 
 POLL_S = 0.0002
 """How long a reading thread sleeps before it asks again."""
@@ -34,7 +31,9 @@ class NixlTransport(Reading):
         api = _library()
         arena = Arena(num_bytes)
         super().__init__(arena)
-        self._lock = threading.Lock()  # an agent may be used by one thread at a time
+        self._lock = threading.Condition()  # an agent may be used by one thread at a time
+        self._num_reads = 0
+        self._is_closed = False
         self._agents: dict[bytes, str] = {}  # endpoint → what the agent there is called
         self._late: list[tuple[Any, Sequence[object]]] = []  # reads that may go on, and buffers
         try:
@@ -51,31 +50,25 @@ class NixlTransport(Reading):
             raise
         except Exception as error:  # the library's errors have no common class
             raise ConfigError(
-                f"nixl cannot use {num_bytes:,} bytes of memory with the backends "
-                f"{', '.join(backends)}: {error or type(error).__name__}; give the connector less "
-                "memory (size_gb), or raise the limit of locked memory (ulimit -l)"
+                f"nixl cannot use {num_bytes:,} bytes of memory with {', '.join(backends)} "
+                f"({_text(error)}); choose other backends, give the connector less memory "
+                "(size_gb), or raise the limit of locked memory (ulimit -l)"
             ) from error
 
     def read(self, endpoint: bytes, parts: Sequence[tuple[int, memoryview]], until: float) -> None:
-        here = [(address_of(buffer), len(buffer), 0) for _, buffer in parts]
-        there = [(address, len(buffer), 0) for address, buffer in parts]
         handle = None
         state = "ERR"
         try:
             with self._lock:
-                self._release_late()
-                agent = self._agent_of(endpoint)
-                handle = self._agent.initialize_xfer(
-                    "READ",
-                    self._agent.get_xfer_descs(here, DRAM),
-                    self._agent.get_xfer_descs(there, DRAM),
-                    agent,
-                )
+                self._num_reads += 1
+                handle = self._begin(endpoint, parts)
                 state = self._agent.transfer(handle)
-            while state == "PROC" and time.monotonic() < until:
+            while state == "PROC" and time.monotonic() < until and not self._is_closed:
                 time.sleep(POLL_S)
                 with self._lock:
                     state = self._agent.check_xfer_state(handle)
+        except PeerError:
+            raise
         except Exception as error:  # the library's errors have no common class
             raise PeerError(f"nixl cannot read its memory: {_text(error)}") from error
         finally:
@@ -85,9 +78,25 @@ class NixlTransport(Reading):
                     self._release_late()
                 if state != "DONE":
                     self._forget(endpoint)
+                self._num_reads -= 1
+                self._lock.notify_all()
         if state != "DONE":
             how = "has not ended in time" if state == "PROC" else "has failed"
             raise PeerError(f"reading its memory with nixl {how}")
+
+    def _begin(self, endpoint: bytes, parts: Sequence[tuple[int, memoryview]]) -> Any:
+        """Return the handle of a read that `transfer` starts."""
+        if self._is_closed:
+            raise PeerError("this engine stops")
+        self._release_late()
+        here = [(address_of(buffer), len(buffer), 0) for _, buffer in parts]
+        there = [(address, len(buffer), 0) for address, buffer in parts]
+        return self._agent.initialize_xfer(
+            "READ",
+            self._agent.get_xfer_descs(here, DRAM),
+            self._agent.get_xfer_descs(there, DRAM),
+            self._agent_of(endpoint),
+        )
 
     def _agent_of(self, endpoint: bytes) -> str:
         """Return the name of the agent with this endpoint, which is introduced if it is new."""
@@ -105,21 +114,23 @@ class NixlTransport(Reading):
 
     def _release_late(self) -> None:
         """Give up the handles of reads that have ended. The buffers of others stay in use."""
-        going = []
-        for handle, parts in self._late:
-            try:
-                if self._agent.check_xfer_state(handle) == "PROC":
-                    going.append((handle, parts))
-                    continue
-            except Exception as error:  # it has ended, with an error
-                log.debug("a read with nixl has failed: %s", _text(error))
-            with contextlib.suppress(Exception):
-                self._agent.release_xfer_handle(handle)
-        self._late = going
+        self._late = [(handle, parts) for handle, parts in self._late if self._goes_on(handle)]
+
+    def _goes_on(self, handle: Any) -> bool:
+        """Return whether a read goes on. If it does not, its handle is given up."""
+        with contextlib.suppress(Exception):  # it has ended with an error
+            if self._agent.check_xfer_state(handle) == "PROC":
+                return True
+        with contextlib.suppress(Exception):
+            self._agent.release_xfer_handle(handle)
+        return False
 
     def close(self) -> None:
         with self._lock:
-            self._release_late()
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._lock.wait_for(lambda: not self._num_reads)
             for endpoint in list(self._agents):
                 self._forget(endpoint)
             with contextlib.suppress(Exception):

@@ -1,0 +1,257 @@
+"""Engines read each other's blocks with NIXL: the contract of engines that exchange blocks, what
+NIXL refuses, and engines that end. All tests run with a fake of the library, and with the real one
+if it is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import fake_nixl
+import msgspec
+import pytest
+from peer_process import worker
+from pegboard_kv_connector_nixl import probe, transport
+from pegboard_kv_connector_nixl.transport import NixlTransport
+
+from pegboard.errors import ConfigError
+from pegboard.interfaces.kv_connector import KVConnectorSetup
+from pegboard.interfaces.spec import Absent
+from pegboard.plugins.importing import probe_facts
+from pegboard_kv.peers.memory import address_of
+from pegboard_kv.peers.wire import PeerError
+from pegboard_kv.peers.worker import PeerWorker
+from pegboard_testing.contract_peers import (
+    ASK,
+    PROMPT,
+    PeersContract,
+    Start,
+    loads_nothing,
+    peers,
+    until,
+)
+
+needs_library = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
+LIBRARIES = ["fake", pytest.param("real", marks=needs_library)]
+
+
+@pytest.fixture(autouse=True, params=LIBRARIES)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "fake":
+        monkeypatch.setattr(transport, "_library", lambda: fake_nixl)
+    return str(request.param)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    yield from peers(worker)
+
+
+class TestNixl(PeersContract):
+    def worker(self, setup: KVConnectorSetup, **options: Any) -> PeerWorker:
+        return worker(setup, **options)
+
+
+# --- the library ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[NixlTransport, NixlTransport]]:
+    first, second = NixlTransport(1 << 20, ("UCX",)), NixlTransport(1 << 20, ("UCX",))
+    yield first, second
+    first.close()
+    second.close()
+
+
+Two = tuple[NixlTransport, NixlTransport]
+
+
+def part(side: NixlTransport, content: bytes) -> memoryview:
+    memory = side.memory.take(len(content))
+    assert memory is not None
+    memory[:] = content
+    return memory
+
+
+def soon() -> float:
+    return time.monotonic() + 5
+
+
+def test_read(two: Two) -> None:
+    first, second = two
+    there = [part(first, bytes([number]) * 1000) for number in range(3)]
+    here = [part(second, bytes(1000)) for _ in there]
+    addresses = [address_of(each) for each in there]
+    for _ in range(2):
+        second.read(first.endpoint, list(zip(addresses, here, strict=True)), soon())
+    assert [bytes(each) for each in here] == [bytes([number]) * 1000 for number in range(3)]
+    assert second._late == []
+
+
+def test_what_is_refused(two: Two) -> None:
+    """An address or a buffer that is not registered, and an endpoint that is none. The next read
+    works."""
+    first, second = two
+    there = part(first, b"a" * 100)
+    here = part(second, bytes(100))
+    end = first.memory.address + first.memory.num_bytes  # type: ignore[attr-defined]
+    refused: list[tuple[bytes, int, memoryview, str]] = [
+        (first.endpoint, end, here, "NOT_FOUND"),
+        (first.endpoint, end - 50, here, "NOT_FOUND"),
+        (first.endpoint, address_of(there), memoryview(bytearray(100)), "NOT_FOUND"),
+        (b"something else", address_of(there), here, "MISMATCH"),
+    ]
+    for endpoint, address, buffer, message in refused:
+        with pytest.raises(PeerError, match=message):
+            second.read(endpoint, [(address, buffer)], soon())
+    second.read(first.endpoint, [(address_of(there), here)], soon())
+    assert bytes(here) == b"a" * 100
+
+
+def test_the_library_itself_refuses(two: Two) -> None:
+    """What no transport asks for: the fake answers as the real one does."""
+    first, second = two
+    there, here = part(first, b"a" * 100), part(second, bytes(100))
+    agent = second._agent
+
+    def descriptors(*parts: tuple[int, int]) -> Any:
+        return agent.get_xfer_descs([(address, size, 0) for address, size in parts], "DRAM")
+
+    theirs, ours = address_of(there), address_of(here)
+    with pytest.raises(Exception, match="NOT_FOUND"):
+        agent.initialize_xfer("READ", descriptors((ours, 9)), descriptors((theirs, 9)), "nobody")
+    name = agent.add_remote_agent(first.endpoint)
+    assert agent.add_remote_agent(first.endpoint) == name
+    with pytest.raises(Exception, match="INVALID_PARAM"):
+        agent.initialize_xfer("READ", descriptors((ours, 9)), descriptors((theirs, 8)), name)
+    with pytest.raises(Exception, match="INVALID_PARAM"):
+        agent.initialize_xfer(
+            "READ", descriptors((ours, 4), (ours + 4, 4)), descriptors((theirs, 8)), name
+        )
+    with pytest.raises(IndexError):
+        descriptors()
+    again = agent.register_memory([(ours, 100, 0, "")], "DRAM")
+    agent.deregister_memory(again)
+
+
+def test_an_agent_that_has_ended(two: Two) -> None:
+    first, second = two
+    address, here = address_of(part(first, b"a" * 100)), part(second, bytes(100))
+    second.read(first.endpoint, [(address, here)], soon())
+    endpoint = first.endpoint
+    first.close()
+
+    def is_refused() -> bool:
+        try:
+            second.read(endpoint, [(address, here)], soon())
+        except PeerError:
+            return True
+        return False
+
+    until(is_refused)  # the real library notices it a little later
+    assert is_refused()
+    assert second._agents == {}
+
+
+@pytest.mark.parametrize("backends", [("NOPE",), ("GDS",), ("UCX", "NOPE")], ids=str)
+def test_backends_that_cannot_be_used(backends: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=backends[-1]):
+        NixlTransport(1 << 20, backends)
+
+
+def test_a_read_that_hangs(library: str, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its buffer stays in use until it ends."""
+    if library == "real":
+        pytest.skip("the real library cannot be told to hang")
+    first, second = two
+    there = part(first, b"a" * 100)
+    here = part(second, bytes(second.memory.num_bytes))  # type: ignore[attr-defined]
+    monkeypatch.setattr(fake_nixl.nixl_agent, "hangs", True)
+    with pytest.raises(PeerError, match="not ended in time"):
+        second.read(first.endpoint, [(address_of(there), here[:100])], time.monotonic() + 0.01)
+    del here
+    assert second.memory.take(100) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(transport, "_library", lambda: fake_nixl)
+    second._release_late()
+    assert second.memory.take(100) is not None
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "find_spec", lambda name: None)
+    answer = probe.probe(probe_facts())
+    assert isinstance(answer, Absent) and "pip install nixl" in answer.reason
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "nixl._api", None)
+    with pytest.raises(ConfigError, match="pip install nixl"):
+        NixlTransport(1 << 20, ("UCX",))
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+def test_a_damaged_block(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has been overwritten after its checksum was sent."""
+    first, second = start(), start()
+    _, answer, _ = first.run(ASK)
+    read = NixlTransport.read
+
+    def damaged(side: NixlTransport, endpoint: bytes, parts: Any, until: float) -> None:
+        read(side, endpoint, parts, until)
+        parts[0][1][0] ^= 1
+
+    monkeypatch.setattr(NixlTransport, "read", damaged)
+    loads_nothing(second, answer)
+
+
+def test_memory_is_free_again(start: Start) -> None:
+    """The memory of loads is free after them, also of those that fail. Blocks that are kept make
+    room for others."""
+    first, second = start(size_gb=1e-5), start(size_gb=1e-5)
+    for number in range(40):
+        prompt = [number, *PROMPT]
+        tokens, answer, _ = first.run(ASK, prompt)
+        assert second.run(answer, prompt) == (tokens, None, 20)
+    first.worker.close()
+    arena = second.worker.store._memory
+    assert arena.take(second.worker._options.num_bytes // 64 * 64) is not None
+
+
+def test_memory_that_is_in_use(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = start(), start()
+    _, answer, _ = first.run(ASK)
+    kept = second.worker.store.room(second.worker._options.num_bytes // 64 * 64)
+    loads_nothing(second, answer)
+    assert kept is not None and "raise the option size_gb" in caplog.text
+
+
+def test_other_connectors(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """An engine with another one says so."""
+    first, second = start(), start()
+    second.worker._engine.transport = "stream"
+    _, answer, _ = first.run(ASK)
+    loads_nothing(second, answer)
+    assert "it moves blocks by 'nixl', this engine by 'stream'" in caplog.text
+
+
+@needs_library
+@pytest.mark.parametrize("library", ["real"], indirect=True)
+def test_two_processes(start: Start) -> None:
+    """The first engine is in a process of its own, which is killed."""
+    program = [sys.executable, str(Path(__file__).parent / "peer_process.py")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if line.startswith("answer "))
+        tokens, answer, _ = msgspec.json.decode(line.removeprefix("answer "))
+        assert start().run(answer) == (tokens, None, 20)
+        second = start()
+        assert second.run(answer, [*PROMPT, 5])[2] == 20
+        process.kill()
+        process.wait()
+        loads_nothing(start(), answer)
