@@ -9,17 +9,22 @@ class TestMyConnector(PeersContract):
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pegboard.data.batch import TransferReport
 from pegboard.interfaces.attention import Full, KVGroup, KVView, Retain, Window
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup
 from pegboard.interfaces.scheduling_policy import RequestView
+from pegboard_kv.peers.memory import Arena
 from pegboard_kv.peers.options import PeerOptions
 from pegboard_kv.peers.scheduler import PeerScheduler
 from pegboard_kv.peers.store import BlockStore
@@ -94,8 +99,7 @@ def peers(worker: Callable[..., PeerWorker]) -> Iterator[Start]:
     yield make
     for peer in started:
         peer.worker.close()
-    names = {thread.name.rpartition("_")[0] or thread.name for thread in threading.enumerate()}
-    assert not {"kv-serve", "kv-transfer"} & names
+    until(lambda: not any(thread.name.startswith("kv-") for thread in threading.enumerate()))
 
 
 def loads_nothing(second: Peer, parameters: dict[str, Any], seconds: float = 4.0) -> None:
@@ -273,3 +277,81 @@ class PeersContract(KVConnectorContract):
         _, answer, _ = first.run(ASK)
         first.worker.store.clear()
         loads_nothing(second, answer)
+
+
+class ReadingContract(PeersContract):
+    """Every such connector with a `Reading` transport passes these."""
+
+    def test_a_block_that_is_overwritten(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its checksum was sent before."""
+        first, second = start(), start()
+        _, answer, _ = first.run(ASK)
+        transport = type(second.worker._transport)
+        read = transport.read  # type: ignore[attr-defined]
+
+        def damaged(side: Any, endpoint: bytes, parts: Any, end: float) -> None:
+            read(side, endpoint, parts, end)
+            parts[0][1][0] ^= 1
+
+        monkeypatch.setattr(transport, "read", damaged)
+        loads_nothing(second, answer)
+
+    def test_memory_is_free_again(self, start: Start) -> None:
+        """Blocks that are kept make room for others, and loads leave nothing, also if they fail."""
+        first, second = start(size_gb=1e-5), start(size_gb=1e-5)
+        for number in range(40):
+            prompt = [number, *PROMPT]
+            tokens, answer, _ = first.run(ASK, prompt)
+            assert second.run(answer, prompt) == (tokens, None, 20)
+        first.worker.close()
+        loads_nothing(second, first.run(ASK)[1])
+        assert second.worker._transport.memory.take(whole(second)) is not None
+
+    def test_memory_that_is_in_use(self, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+        first, second = start(), start()
+        _, answer, _ = first.run(ASK)
+        part = second.worker.store.room(whole(second))
+        loads_nothing(second, answer)
+        assert part is not None and "raise the option size_gb" in caplog.text
+
+    def test_another_transport(self, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+        """Engines say so before the first block."""
+        first, second = start(), start()
+        name = second.worker._engine.transport
+        second.worker._engine.transport = "another"
+        _, answer, _ = first.run(ASK)
+        loads_nothing(second, answer)
+        assert f"it moves blocks by {name!r}, this engine by 'another'" in caplog.text
+
+
+def whole(peer: Peer) -> int:
+    """Return how many bytes can be taken from an arena that nobody uses."""
+    memory = peer.worker._transport.memory
+    assert isinstance(memory, Arena)
+    return memory.num_bytes // 64 * 64
+
+
+def serve(worker: Callable[..., PeerWorker]) -> None:
+    """Be an engine in a process of its own: compute the prompt, write the answer to standard
+    output, and serve until standard input ends."""
+    answer = Peer(worker).run(ASK)
+    print(f"answer {msgspec.json.encode(answer).decode()}", flush=True)
+    sys.stdin.read()
+
+
+def check_two_processes(worker: Callable[..., PeerWorker], program: Path) -> None:
+    """The first engine is in a process of its own, which is killed. program: calls `serve`."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, str(program)], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if line.startswith(b"answer "))
+        tokens, answer, _ = msgspec.json.decode(line.removeprefix(b"answer "))
+        for start in peers(worker):
+            second = start()
+            assert second.run(answer) == (tokens, None, 20)
+            assert second.run(answer, [*PROMPT, 5])[2] == 20
+            process.kill()
+            process.wait()
+            loads_nothing(start(), answer)

@@ -149,7 +149,8 @@ class PeerWorker:
 
     def _failed(self, address: Address, what: str, error: Exception) -> None:
         self._down[address] = time.monotonic() + DOWN_S
-        log.warning("KV blocks %s %s:%d: %s", what, *address, error)
+        # the text alone: the error itself has the buffers, and a log may keep it
+        log.warning("KV blocks %s %s:%d: %s", what, *address, str(error))
 
     # --- loads ------------------------------------------------------------------------------------
 

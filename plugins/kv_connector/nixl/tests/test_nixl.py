@@ -4,7 +4,6 @@ if it is installed."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import fake_nixl
-import msgspec
+import nixl_peer
 import pytest
-from peer_process import worker
+from nixl_peer import worker
 from pegboard_kv_connector_nixl import probe, transport
 from pegboard_kv_connector_nixl.transport import NixlTransport
 
@@ -26,15 +25,8 @@ from pegboard.plugins.importing import probe_facts
 from pegboard_kv.peers.memory import address_of
 from pegboard_kv.peers.wire import PeerError
 from pegboard_kv.peers.worker import PeerWorker
-from pegboard_testing.contract_peers import (
-    ASK,
-    PROMPT,
-    PeersContract,
-    Start,
-    loads_nothing,
-    peers,
-    until,
-)
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_peers import ReadingContract, check_two_processes, until
 
 needs_library = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
 LIBRARIES = ["fake", pytest.param("real", marks=needs_library)]
@@ -47,14 +39,9 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
-    yield from peers(worker)
-
-
-class TestNixl(PeersContract):
-    def worker(self, setup: KVConnectorSetup, **options: Any) -> PeerWorker:
-        return worker(setup, **options)
+@pytest.mark.parametrize("name", ["nixl", "NixlConnector"])
+def test_entry(name: str) -> None:
+    check_entry(installed_entry("kv_connector", name))
 
 
 # --- the library ----------------------------------------------------------------------------------
@@ -195,63 +182,12 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- engines --------------------------------------------------------------------------------------
 
 
-def test_a_damaged_block(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has been overwritten after its checksum was sent."""
-    first, second = start(), start()
-    _, answer, _ = first.run(ASK)
-    read = NixlTransport.read
-
-    def damaged(side: NixlTransport, endpoint: bytes, parts: Any, until: float) -> None:
-        read(side, endpoint, parts, until)
-        parts[0][1][0] ^= 1
-
-    monkeypatch.setattr(NixlTransport, "read", damaged)
-    loads_nothing(second, answer)
-
-
-def test_memory_is_free_again(start: Start) -> None:
-    """The memory of loads is free after them, also of those that fail. Blocks that are kept make
-    room for others."""
-    first, second = start(size_gb=1e-5), start(size_gb=1e-5)
-    for number in range(40):
-        prompt = [number, *PROMPT]
-        tokens, answer, _ = first.run(ASK, prompt)
-        assert second.run(answer, prompt) == (tokens, None, 20)
-    first.worker.close()
-    arena = second.worker.store._memory
-    assert arena.take(second.worker._options.num_bytes // 64 * 64) is not None
-
-
-def test_memory_that_is_in_use(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = start(), start()
-    _, answer, _ = first.run(ASK)
-    kept = second.worker.store.room(second.worker._options.num_bytes // 64 * 64)
-    loads_nothing(second, answer)
-    assert kept is not None and "raise the option size_gb" in caplog.text
-
-
-def test_other_connectors(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """An engine with another one says so."""
-    first, second = start(), start()
-    second.worker._engine.transport = "stream"
-    _, answer, _ = first.run(ASK)
-    loads_nothing(second, answer)
-    assert "it moves blocks by 'nixl', this engine by 'stream'" in caplog.text
+class TestNixl(ReadingContract):
+    def worker(self, setup: KVConnectorSetup, **options: Any) -> PeerWorker:
+        return worker(setup, **options)
 
 
 @needs_library
 @pytest.mark.parametrize("library", ["real"], indirect=True)
-def test_two_processes(start: Start) -> None:
-    """The first engine is in a process of its own, which is killed."""
-    program = [sys.executable, str(Path(__file__).parent / "peer_process.py")]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if line.startswith("answer "))
-        tokens, answer, _ = msgspec.json.decode(line.removeprefix("answer "))
-        assert start().run(answer) == (tokens, None, 20)
-        second = start()
-        assert second.run(answer, [*PROMPT, 5])[2] == 20
-        process.kill()
-        process.wait()
-        loads_nothing(start(), answer)
+def test_two_processes() -> None:
+    check_two_processes(worker, Path(nixl_peer.__file__))

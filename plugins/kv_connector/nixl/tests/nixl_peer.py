@@ -1,17 +1,14 @@
-"""An engine with the connector in a process of its own: it computes the prompt, writes its
-parameters to standard output, and serves until standard input ends."""
+"""An engine with the connector in a process of its own."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import msgspec
 from pegboard_kv_connector_nixl.options import NixlOptions
 from pegboard_kv_connector_nixl.worker import NixlWorker
 
 from pegboard.interfaces.kv_connector import KVConnectorSetup
-from pegboard_testing.contract_peers import ASK, Peer
+from pegboard_testing.contract_peers import serve
 
 
 def worker(setup: KVConnectorSetup, **options: Any) -> NixlWorker:
@@ -19,6 +16,4 @@ def worker(setup: KVConnectorSetup, **options: Any) -> NixlWorker:
 
 
 if __name__ == "__main__":
-    answer = Peer(worker).run(ASK)
-    print(f"answer {msgspec.json.encode(answer).decode()}", flush=True)
-    sys.stdin.read()
+    serve(worker)
