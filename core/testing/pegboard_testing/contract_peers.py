@@ -241,7 +241,8 @@ class PeersContract(KVConnectorContract):
 
     def test_push(self, start: Start) -> None:
         """The first engine sends its blocks to the second one, which waits for them."""
-        first, second = start(), start()
+        first = start()
+        second = start()
         where = {"remote_host": "127.0.0.1", "remote_port": second.port}
         parameters = {
             "do_remote_prefill": True,
@@ -259,21 +260,24 @@ class PeersContract(KVConnectorContract):
 
     @pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
     def test_roles(self, start: Start, role: str) -> None:
-        first, second = start(), start(role=role)
+        first = start()
+        second = start(role=role)
         _, answer, _ = first.run(ASK)
         _, given, cached = second.run({**answer, "do_remote_decode": True})
         assert cached == (20 if role == "kv_consumer" else 0)
         assert (given is None) == (role == "kv_consumer")
 
     def test_an_engine_that_is_gone(self, start: Start) -> None:
-        first, second = start(), start()
+        first = start()
+        second = start()
         _, answer, _ = first.run(ASK)
         first.worker.close()
         loads_nothing(second, answer)
         loads_nothing(second, answer)
 
     def test_blocks_that_are_gone(self, start: Start) -> None:
-        first, second = start(), start(timeout_s=0.6)
+        first = start()
+        second = start(timeout_s=0.6)
         _, answer, _ = first.run(ASK)
         first.worker.store.clear()
         loads_nothing(second, answer)
@@ -286,7 +290,8 @@ class ReadingContract(PeersContract):
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its checksum was sent before."""
-        first, second = start(), start()
+        first = start()
+        second = start()
         _, answer, _ = first.run(ASK)
         transport = type(second.worker._transport)
         read = transport.read  # type: ignore[attr-defined]
@@ -300,7 +305,8 @@ class ReadingContract(PeersContract):
 
     def test_memory_is_free_again(self, start: Start) -> None:
         """Blocks that are kept make room for others, and loads leave nothing, also if they fail."""
-        first, second = start(size_gb=1e-5), start(size_gb=1e-5)
+        first = start(size_gb=1e-5)
+        second = start(size_gb=1e-5)
         for number in range(40):
             prompt = [number, *PROMPT]
             tokens, answer, _ = first.run(ASK, prompt)
@@ -310,7 +316,8 @@ class ReadingContract(PeersContract):
         assert second.worker._transport.memory.take(whole(second)) is not None
 
     def test_memory_that_is_in_use(self, start: Start, caplog: pytest.LogCaptureFixture) -> None:
-        first, second = start(), start()
+        first = start()
+        second = start()
         _, answer, _ = first.run(ASK)
         part = second.worker.store.room(whole(second))
         loads_nothing(second, answer)
@@ -318,7 +325,8 @@ class ReadingContract(PeersContract):
 
     def test_another_transport(self, start: Start, caplog: pytest.LogCaptureFixture) -> None:
         """Engines say so before the first block."""
-        first, second = start(), start()
+        first = start()
+        second = start()
         name = second.worker._engine.transport
         second.worker._engine.transport = "another"
         _, answer, _ = first.run(ASK)
