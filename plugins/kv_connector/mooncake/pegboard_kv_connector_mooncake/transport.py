@@ -24,8 +24,8 @@ FAILED_S = 60.0
 
 
 class MooncakeTransport(Reading):
-    """A transfer engine of Mooncake, whose memory other engines read. Its threads may be used by
-    any thread. Raises ConfigError if the library cannot be used."""
+    """A transfer engine of Mooncake, whose memory other engines read. Raises ConfigError if the
+    library cannot be used."""
 
     name = "mooncake"
 
