@@ -75,7 +75,7 @@ class Peer:
 
     def run(
         self, parameters: dict[str, Any], prompt: Sequence[int] = PROMPT
-    ) -> tuple[Any, Any, int]:
+    ) -> tuple[Any, Any, Any]:
         """Return the tokens, the KV transfer parameters and the number of tokens that were not
         computed."""
         result = self.engine.generate(prompt, greedy(6), kv_transfer_params=parameters)
