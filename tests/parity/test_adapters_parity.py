@@ -151,6 +151,7 @@ def test_a_mixed_batch_equals_merged_models(
     check_mixed_batch(write(model_type, **config), adapters, config, **engine)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model_type", "config", "ranks", "stages"),
     [

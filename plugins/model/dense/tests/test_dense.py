@@ -187,6 +187,7 @@ MODELS: dict[type[Decoder], dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_contract(name: str) -> None:
     check_entry(installed_entry("model", name))
@@ -203,6 +204,7 @@ def wanted(
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[Decoder]) -> None:
     """A value of a wrong type is a ModelError, or makes no difference."""
