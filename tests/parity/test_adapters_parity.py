@@ -11,8 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_dense_parity import ARCHITECTURES
 from test_ranks import DELTA, HEADS
 from tiny_models import divide, open_llm
+from transformers.pytorch_utils import Conv1D
 
 from pegboard import LoRARequest, SamplingParams
 from pegboard.errors import RequestError
@@ -33,13 +35,16 @@ def random_adapter(model: Any, rank: int, seed: int) -> Weights:
     half of the layers."""
     generator = torch.Generator().manual_seed(seed)
     found = Weights()
-    kinds = (torch.nn.Linear, torch.nn.Embedding)
+    kinds = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
     modules = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, kinds)
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, kinds) and name.rpartition(".")[2] != "wpe"
     ]
     for name, module in modules[:: 2 if seed == 2 else 1]:
         is_table = isinstance(module, torch.nn.Embedding)
-        out, columns = module.weight.T.shape if is_table else module.weight.shape
+        is_row_major = isinstance(module, torch.nn.Linear)
+        out, columns = module.weight.shape if is_row_major else module.weight.T.shape
         a = torch.randn(rank, columns, generator=generator) * (1 if is_table else columns**-0.5)
         found[name] = a, torch.randn(out, rank, generator=generator) * rank**-0.5
     return found
@@ -127,6 +132,10 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
         ("qwen3_moe", {"head_dim": 8, **EXPERTS}, {}),
         ("olmoe", EXPERTS, {"max_num_batched_tokens": 64}),
         ("qwen3_moe", {"head_dim": 8, **EXPERTS}, {"enable_expert_parallel": True}),
+        (*ARCHITECTURES["gpt2"], {}),
+        (*ARCHITECTURES["gpt_neox"], {"max_num_batched_tokens": 64}),
+        (*ARCHITECTURES["mpt, limited queries"], {}),
+        (*ARCHITECTURES["falcon, two norms"], {"enforce_eager": True}),
         (
             "qwen3_moe",
             {"head_dim": 8, **EXPERTS},
@@ -135,7 +144,9 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
     ],
     ids=[
         *("llama", "llama, tied, eager", "qwen2, preempted", "fallback", "fallback, tied"),
-        *("experts", "experts, chunked", "experts, shared out", "experts, eager, preempted"),
+        *("experts", "experts, chunked", "experts, shared out"),
+        *("transposed", "heads in groups", "limited queries", "groups of KV heads"),
+        "experts, eager, preempted",
     ],
 )
 def test_a_mixed_batch_equals_merged_models(
