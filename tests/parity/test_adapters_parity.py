@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_dense_parity import ARCHITECTURES
+from test_latent_parity import ARCHITECTURES as LATENT
 from test_ranks import DELTA, HEADS
 from tiny_models import divide, open_llm
 from transformers.pytorch_utils import Conv1D
@@ -136,6 +137,8 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
         (*ARCHITECTURES["gpt_neox"], {"max_num_batched_tokens": 64}),
         (*ARCHITECTURES["mpt, limited queries"], {}),
         (*ARCHITECTURES["falcon, two norms"], {"enforce_eager": True}),
+        (*LATENT["deepseek_v3, halves, dense"], {}),
+        (*LATENT["deepseek_v2, groups"], {"enforce_eager": True, "max_num_batched_tokens": 64}),
         (
             "qwen3_moe",
             {"head_dim": 8, **EXPERTS},
@@ -146,7 +149,7 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
         *("llama", "llama, tied, eager", "qwen2, preempted", "fallback", "fallback, tied"),
         *("experts", "experts, chunked", "experts, shared out"),
         *("transposed", "heads in groups", "limited queries", "groups of KV heads"),
-        "experts, eager, preempted",
+        *("latents", "latents, experts, chunked", "experts, eager, preempted"),
     ],
 )
 def test_a_mixed_batch_equals_merged_models(
