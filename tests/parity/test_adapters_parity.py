@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from test_dense_parity import ARCHITECTURES
 from test_latent_parity import ARCHITECTURES as LATENT
 from test_ranks import DELTA, HEADS
@@ -285,6 +286,28 @@ def check_mixed_batch(
             assert any(output.num_cached_tokens for output in outputs)
         elif "num_gpu_blocks_override" in engine:
             assert stats["num_preemptions_total"]
+
+
+def test_adapters_of_a_checkpoint_without_the_first_part_of_its_names(
+    write: Any, adapters: dict[str, Weights]
+) -> None:
+    """GPT-2 on the hub. PEFT names the modules as transformers does."""
+    reference = write("gpt2", **ARCHITECTURES["gpt2"][1])
+    path = reference.directory / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): data for name, data in load_file(path).items()}
+    save_file(tensors, path)
+    check_mixed_batch(reference, adapters, {})
+
+
+def test_modules_that_take_no_adapters_are_named(
+    write: Any, open_llm: Any, adapters: dict[str, Weights]
+) -> None:
+    reference = write("gpt2", **ARCHITECTURES["gpt2"][1])
+    table = reference.model.transformer.wpe
+    adapters["/a"] = {"transformer.wpe": (torch.ones(1, len(table.weight)), torch.ones(32, 1))}
+    with open_llm(reference.directory, enable_lora=True, max_lora_rank=8) as llm:
+        with pytest.raises(RequestError, match=r"changes transformer\.wpe; heads for classes take"):
+            llm.generate([[3, 4]], lora_request=LoRARequest("a", 1, "/a"), use_tqdm=False)
 
 
 def test_several_answers_from_one_prompt(
