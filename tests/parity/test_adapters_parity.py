@@ -177,10 +177,12 @@ def test_a_mixed_batch_equals_merged_models(
         ("gemma", {"head_dim": 8}, 2, 1),
         ("qwen3_moe", {"head_dim": 8, **EXPERTS}, 2, 1),
         ("qwen3_next", DELTA, 2, 1),
+        (*ARCHITECTURES["gpt_neox"], 2, 1),
+        (*LATENT["deepseek_v3, halves, dense"], 2, 1),
     ],
     ids=[
         *("tied, biases", "unequal shares", "three ranks", "stages", "merged QKV, one KV head"),
-        *("fallback", "experts", "states"),
+        *("fallback", "experts", "states", "heads in groups", "latents"),
     ],
 )
 def test_ranks_divide_both_matrices(
@@ -308,6 +310,44 @@ def test_modules_that_take_no_adapters_are_named(
     with open_llm(reference.directory, enable_lora=True, max_lora_rank=8) as llm:
         with pytest.raises(RequestError, match=r"changes transformer\.wpe; heads for classes take"):
             llm.generate([[3, 4]], lora_request=LoRARequest("a", 1, "/a"), use_tqdm=False)
+
+
+@pytest.mark.one_rank
+def test_the_up_projections_are_as_before_when_their_adapter_leaves(
+    write: Any, open_llm: Any, adapters: dict[str, Weights]
+) -> None:
+    """Steps with adapters are replayed again when the slot has another adapter."""
+    model_type, config = LATENT["deepseek_v3, halves, dense"]
+    reference = write(model_type, **config)
+    weights = random_adapter(reference.model, 4, 1)
+    adapters["/up"] = {name: each for name, each in weights.items() if "kv_b_proj" in name}
+    adapters["/other"] = {name: each for name, each in weights.items() if "o_proj" in name}
+    loras = [None, *(LoRARequest(name, len(name), f"/{name}") for name in ("other", "up"))]
+    params = SamplingParams(
+        temperature=0, max_tokens=6, logprobs=-1, ignore_eos=True, detokenize=False
+    )
+    settings = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": 4}
+    with open_llm(reference.directory, enable_prefix_caching=False, **settings) as llm:
+
+        def answers(lora: LoRARequest | None) -> list[dict[int, float]]:
+            (output,) = llm.generate([[3, 4, 5]], params, lora_request=lora, use_tqdm=False)
+            return [
+                {token: entry.logprob for token, entry in row.items()}
+                for row in output.outputs[0].logprobs
+            ]
+
+        before = [answers(lora) for lora in loras[:2]]
+        assert not any(llm.collective_rpc(eager_adapters))
+        changed = answers(loras[2])
+        assert llm.collective_rpc(eager_adapters) == [3]
+        assert changed not in before
+        assert [answers(lora) for lora in loras[:2]] == before
+        assert llm.collective_rpc(eager_adapters) == [0]
+
+
+def eager_adapters(worker: Any) -> int:
+    """Return for how many layers steps with adapters are not replayed."""
+    return len(worker.models[0].build.declared.eager)
 
 
 def test_several_answers_from_one_prompt(
