@@ -307,9 +307,11 @@ def test_modules_that_take_no_adapters_are_named(
     reference = write("gpt2", **ARCHITECTURES["gpt2"][1])
     table = reference.model.transformer.wpe
     adapters["/a"] = {"transformer.wpe": (torch.ones(1, len(table.weight)), torch.ones(32, 1))}
-    with open_llm(reference.directory, enable_lora=True, max_lora_rank=8) as llm:
-        with pytest.raises(RequestError, match=r"changes transformer\.wpe; heads for classes take"):
-            llm.generate([[3, 4]], lora_request=LoRARequest("a", 1, "/a"), use_tqdm=False)
+    with (
+        open_llm(reference.directory, enable_lora=True, max_lora_rank=8) as llm,
+        pytest.raises(RequestError, match=r"changes transformer\.wpe; heads for classes take"),
+    ):
+        llm.generate([[3, 4]], lora_request=LoRARequest("a", 1, "/a"), use_tqdm=False)
 
 
 @pytest.mark.one_rank

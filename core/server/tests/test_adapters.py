@@ -499,10 +499,11 @@ class Processes:
         name = str(len(self.turns)).encode()
         later = asyncio.get_running_loop().call_soon
         turns = SharedTurns(lambda data: later(self.queue.receive, name, data) and None)
-        named = {f"lora_resolver:r{index}": each for index, each in enumerate(resolvers)}
-        config = ServerConfig(**settings)
+        named: Any = {f"lora_resolver:r{index}": each for index, each in enumerate(resolvers)}
         self.turns.append(turns)
-        self.all.append(AdapterClient(self.engine, named, config, turns=turns))  # type: ignore[arg-type]
+        self.all.append(
+            AdapterClient(self.engine, named, ServerConfig(**settings), turns=turns)  # type: ignore[arg-type]
+        )
         later(self.queue.attach, name)
         return self.all[-1]
 
@@ -512,11 +513,6 @@ class Processes:
 
     def _to_process(self, name: bytes, data: bytes) -> None:
         asyncio.get_running_loop().call_soon(self.turns[int(name)].receive, data)
-
-
-async def moments() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def test_every_process_serves_what_one_has_loaded(tmp_path: Path) -> None:
@@ -610,7 +606,7 @@ def test_what_one_process_has_found_is_served_by_all(tmp_path: Path) -> None:
         processes = Processes(Engine())
         resolvers = [Resolver({}) for _ in range(3)]
         served = [processes.attach(each) for each in resolvers]
-        await moments()
+        await asyncio.sleep(0.01)
         assert await served[2].adapter("poet") is None  # remembered as unknown
         for each in resolvers:
             each.known["poet"] = adapter(tmp_path / "poet")

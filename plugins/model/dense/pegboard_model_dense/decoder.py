@@ -18,7 +18,6 @@ from pegboard_model_dense.positions import Places, Positions
 from pegboard_models.decoder import scaled
 from pegboard_models.rope import scaled_rope
 
-
 HEAD = "lm_head"
 """What transformers calls the head, whatever checkpoints call it."""
 
