@@ -194,6 +194,8 @@ class UpSlots(AdapterSlots):
         change = (a @ self.b[slot - 1].float()).T.unflatten(0, (len(up_k), -1))
         up_k.copy_(up_k.float() + change[:, :nope_dim])
         up_v.copy_(up_v.float() + change[:, nope_dim:].transpose(1, 2))
-        yield
-        for each, values in zip(matrices, kept, strict=True):
-            each.copy_(values)
+        try:
+            yield
+        finally:
+            for each, values in zip(matrices, kept, strict=True):
+                each.copy_(values)
