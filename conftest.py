@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +51,22 @@ def pegboard_variables() -> dict[str, str]:
     return {
         name: value for name, value in os.environ.items() if name.startswith(("PEGBOARD_", "VLLM_"))
     }
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow all cases but one of every n, where a test is marked `sampled(n)`. It is the
+    first of the first n, the last of the next, and so on, so that each value of a parameter has its
+    turn."""
+    num_cases: Counter[str] = Counter()
+    for item in items:
+        if (sampled := item.get_closest_marker("sampled")) is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        group, place = divmod(num_cases[test], sampled.args[0])
+        if (group + place) % sampled.args[0]:
+            item.add_marker("slow")
+        num_cases[test] += 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

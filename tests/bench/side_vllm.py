@@ -1,9 +1,10 @@
-"""vLLM for CPU as a side: side_vllm.py DIRECTORY DTYPE [ADAPTER_FOLDER …]. Runs under vLLM's own
-Python. With adapters, the job "decode" has one entry per request: the number of an adapter, from 1
-on, or 0."""
+"""vLLM for CPU as a side: side_vllm.py DIRECTORY SETTINGS [ADAPTER_FOLDER …]. SETTINGS: arguments
+of vLLM's `LLM`, as JSON. Runs under vLLM's own Python. With adapters, the job "decode" has one
+entry per request: the number of an adapter, from 1 on, or 0."""
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
@@ -24,7 +25,7 @@ def main() -> None:
         if loras
         else {}
     )
-    llm: Any = LLM(sys.argv[1], dtype=sys.argv[2], disable_log_stats=True, **lora_settings)
+    llm: Any = LLM(sys.argv[1], disable_log_stats=True, **json.loads(sys.argv[2]), **lora_settings)
 
     def params(max_tokens: int) -> Any:
         return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)

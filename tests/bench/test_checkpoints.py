@@ -23,6 +23,7 @@ TINY = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_random_checkpoint_answers(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

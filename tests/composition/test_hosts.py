@@ -147,6 +147,7 @@ def test_a_host_with_another_key(checkpoint: Path) -> None:
         assert "was refused: it does not know the key" in ended(server)[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

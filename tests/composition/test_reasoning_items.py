@@ -79,6 +79,7 @@ def texts(items: list[Any]) -> tuple[str, str]:
     return parts["reasoning"].strip(), parts["message"].strip()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "example"), examples())
 def test_reasoning_comes_as_items_and_fields(
     registry: Registry, name: str, example: Example

@@ -127,6 +127,7 @@ def test_the_minimal_set_generates(layers: Layers, checkpoint: Path) -> None:
     assert [len(tokens) for tokens in answer["tokens"]] == [5, 5]  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", MINIMAL)
 def test_what_is_taken_away_is_named(layers: Layers, checkpoint: Path, kind: str) -> None:
     """The minimal set without one distribution gives a PluginError with the kind and the
@@ -244,6 +245,7 @@ def test_everything_together_gives_the_same_tokens(layers: Layers, checkpoint: P
     assert {row["distribution"] for row in json.loads(listed.stdout)} == layers.with_plugins()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["weight_loader", "tokenizer", "quantization"])
 def test_another_plugin_of_the_kind_is_no_excuse(
     layers: Layers, checkpoint: Path, kind: str

@@ -80,6 +80,7 @@ def test_the_example_prints_the_same_on_all_ranks(checkpoint: Path, tmp_path: Pa
         assert f"{output.prompt!r} -> {output.outputs[0].text!r}" in printed[0]
 
 
+@pytest.mark.slow
 def test_engines_decide_alike(checkpoint: Path, tmp_path: Path) -> None:
     """Also if ranks have different memory, requests wait for it, and tokens are drawn without a
     seed. What they could not decide alike is refused."""

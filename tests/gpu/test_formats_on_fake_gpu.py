@@ -51,6 +51,7 @@ def wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=() if case in OFTEN else pytest.mark.slow) for case in CASES],

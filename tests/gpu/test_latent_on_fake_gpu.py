@@ -44,6 +44,7 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("drafts", [False, True], ids=["alone", "mtp"])
 def test_a_deepseek_without_experts(tmp_path: Path, drafts: bool) -> None:
     """Prompts, one of them in two chunks, and decodes or the verification of drafts."""

@@ -22,6 +22,7 @@ from pegboard_testing.fake_gpu import DEVICE, FakeGPU
 from pegboard_weights.hf_files import read_config, with_defaults
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("write", FAMILIES.values(), ids=FAMILIES.keys())
 def test_rows(tmp_path: Path, write: Callable[[Path], object]) -> None:
     write(tmp_path)

@@ -138,6 +138,7 @@ def bodies(draw: st.DrawFn, path: str) -> Sent:
     return Sent(json.dumps(body).encode())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", BODIES)
 def test_no_body_is_answered_with_500(make_hostile, path):
     hostile = make_hostile(pooled_routes.engine_of(path))

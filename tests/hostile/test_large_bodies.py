@@ -20,6 +20,7 @@ BODIES = {**SMALL, **pooled_routes.SMALL}
 LARGE = {**LONG, **pooled_routes.LONG}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_body_holds_up_nobody(make_hostile, name):
     path, fields = LARGE[name]
@@ -53,6 +54,7 @@ WIDE: dict[str, Any] = {
 """Values that take long to show, or to say of each part what is wrong with it."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", [*VALID, *pooled_routes.VALID])
 @pytest.mark.parametrize("name", WIDE)
 def test_a_wide_value_holds_up_nobody(make_hostile, path, name):

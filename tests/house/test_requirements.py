@@ -173,10 +173,9 @@ def brought_by(requirement: Requirement) -> Iterator[str]:
                 yield canonicalize_name(inner.name)
 
 
-def undeclared(member: Member, path: Path) -> Iterator[str]:
+def undeclared(member: Member, requirements: dict[str, set[str]], path: Path) -> Iterator[str]:
     """Yields the imports of a file that its distribution does not declare."""
     name = module_name(path, member.folder)
-    requirements = declared(member)
     for module, line, is_guarded in found_imports(tree_of(path)):
         top = module.partition(".")[0]
         if top in sys.stdlib_module_names or top == member.module:
@@ -194,7 +193,8 @@ def undeclared(member: Member, path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("member", members(), ids=lambda member: member.name)
 def test_imports_are_declared(member: Member) -> None:
-    wrong = [line for path in member.sources() for line in undeclared(member, path)]
+    requirements = declared(member)
+    wrong = [line for path in member.sources() for line in undeclared(member, requirements, path)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -91,6 +91,7 @@ def check(llm: LLM, model: Any, folder: Path, limit: float) -> None:
             assert off(own, prompt, output) < limit < 0.2 < off(other, prompt, output)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("architecture", "case"),
     [*(("llama", case) for case in FORMATS), ("olmo2", "awq"), ("qwen2", "fp8")],

@@ -11,8 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from test_dense_parity import ARCHITECTURES
+from test_latent_parity import ARCHITECTURES as LATENT
 from test_ranks import DELTA, HEADS
 from tiny_models import divide, open_llm
+from transformers.pytorch_utils import Conv1D
 
 from pegboard import LoRARequest, SamplingParams
 from pegboard.errors import RequestError
@@ -33,13 +37,16 @@ def random_adapter(model: Any, rank: int, seed: int) -> Weights:
     half of the layers."""
     generator = torch.Generator().manual_seed(seed)
     found = Weights()
-    kinds = (torch.nn.Linear, torch.nn.Embedding)
+    kinds = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
     modules = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, kinds)
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, kinds) and name.rpartition(".")[2] != "wpe"
     ]
     for name, module in modules[:: 2 if seed == 2 else 1]:
         is_table = isinstance(module, torch.nn.Embedding)
-        out, columns = module.weight.T.shape if is_table else module.weight.shape
+        is_row_major = isinstance(module, torch.nn.Linear)
+        out, columns = module.weight.shape if is_row_major else module.weight.T.shape
         a = torch.randn(rank, columns, generator=generator) * (1 if is_table else columns**-0.5)
         found[name] = a, torch.randn(out, rank, generator=generator) * rank**-0.5
     return found
@@ -127,6 +134,12 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
         ("qwen3_moe", {"head_dim": 8, **EXPERTS}, {}),
         ("olmoe", EXPERTS, {"max_num_batched_tokens": 64}),
         ("qwen3_moe", {"head_dim": 8, **EXPERTS}, {"enable_expert_parallel": True}),
+        (*ARCHITECTURES["gpt2"], {}),
+        (*ARCHITECTURES["gpt_neox"], {"max_num_batched_tokens": 64}),
+        (*ARCHITECTURES["mpt, limited queries"], {}),
+        (*ARCHITECTURES["falcon, two norms"], {"enforce_eager": True}),
+        (*LATENT["deepseek_v3, halves, dense"], {}),
+        (*LATENT["deepseek_v2, groups"], {"enforce_eager": True, "max_num_batched_tokens": 64}),
         (
             "qwen3_moe",
             {"head_dim": 8, **EXPERTS},
@@ -135,7 +148,9 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
     ],
     ids=[
         *("llama", "llama, tied, eager", "qwen2, preempted", "fallback", "fallback, tied"),
-        *("experts", "experts, chunked", "experts, shared out", "experts, eager, preempted"),
+        *("experts", "experts, chunked", "experts, shared out"),
+        *("transposed", "heads in groups", "limited queries", "groups of KV heads"),
+        *("latents", "latents, experts, chunked", "experts, eager, preempted"),
     ],
 )
 def test_a_mixed_batch_equals_merged_models(
@@ -151,6 +166,7 @@ def test_a_mixed_batch_equals_merged_models(
     check_mixed_batch(write(model_type, **config), adapters, config, **engine)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model_type", "config", "ranks", "stages"),
     [
@@ -162,10 +178,12 @@ def test_a_mixed_batch_equals_merged_models(
         ("gemma", {"head_dim": 8}, 2, 1),
         ("qwen3_moe", {"head_dim": 8, **EXPERTS}, 2, 1),
         ("qwen3_next", DELTA, 2, 1),
+        (*ARCHITECTURES["gpt_neox"], 2, 1),
+        (*LATENT["deepseek_v3, halves, dense"], 2, 1),
     ],
     ids=[
         *("tied, biases", "unequal shares", "three ranks", "stages", "merged QKV, one KV head"),
-        *("fallback", "experts", "states"),
+        *("fallback", "experts", "states", "heads in groups", "latents"),
     ],
 )
 def test_ranks_divide_both_matrices(
@@ -271,6 +289,68 @@ def check_mixed_batch(
             assert any(output.num_cached_tokens for output in outputs)
         elif "num_gpu_blocks_override" in engine:
             assert stats["num_preemptions_total"]
+
+
+def test_adapters_of_a_checkpoint_without_the_first_part_of_its_names(
+    write: Any, adapters: dict[str, Weights]
+) -> None:
+    """GPT-2 on the hub. PEFT names the modules as transformers does."""
+    reference = write("gpt2", **ARCHITECTURES["gpt2"][1])
+    path = reference.directory / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): data for name, data in load_file(path).items()}
+    save_file(tensors, path)
+    check_mixed_batch(reference, adapters, {})
+
+
+def test_modules_that_take_no_adapters_are_named(
+    write: Any, open_llm: Any, adapters: dict[str, Weights]
+) -> None:
+    reference = write("gpt2", **ARCHITECTURES["gpt2"][1])
+    table = reference.model.transformer.wpe
+    adapters["/a"] = {"transformer.wpe": (torch.ones(1, len(table.weight)), torch.ones(32, 1))}
+    with (
+        open_llm(reference.directory, enable_lora=True, max_lora_rank=8) as llm,
+        pytest.raises(RequestError, match=r"changes transformer\.wpe; heads for classes take"),
+    ):
+        llm.generate([[3, 4]], lora_request=LoRARequest("a", 1, "/a"), use_tqdm=False)
+
+
+@pytest.mark.one_rank
+def test_the_up_projections_are_as_before_when_their_adapter_leaves(
+    write: Any, open_llm: Any, adapters: dict[str, Weights]
+) -> None:
+    """Steps with adapters are replayed again when the slot has another adapter."""
+    model_type, config = LATENT["deepseek_v3, halves, dense"]
+    reference = write(model_type, **config)
+    weights = random_adapter(reference.model, 4, 1)
+    adapters["/up"] = {name: each for name, each in weights.items() if "kv_b_proj" in name}
+    adapters["/other"] = {name: each for name, each in weights.items() if "o_proj" in name}
+    loras = [None, *(LoRARequest(name, len(name), f"/{name}") for name in ("other", "up"))]
+    params = SamplingParams(
+        temperature=0, max_tokens=6, logprobs=-1, ignore_eos=True, detokenize=False
+    )
+    settings = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": 4}
+    with open_llm(reference.directory, enable_prefix_caching=False, **settings) as llm:
+
+        def answers(lora: LoRARequest | None) -> list[dict[int, float]]:
+            (output,) = llm.generate([[3, 4, 5]], params, lora_request=lora, use_tqdm=False)
+            return [
+                {token: entry.logprob for token, entry in row.items()}
+                for row in output.outputs[0].logprobs
+            ]
+
+        before = [answers(lora) for lora in loras[:2]]
+        assert not any(llm.collective_rpc(eager_adapters))
+        changed = answers(loras[2])
+        assert llm.collective_rpc(eager_adapters) == [3]
+        assert changed not in before
+        assert [answers(lora) for lora in loras[:2]] == before
+        assert llm.collective_rpc(eager_adapters) == [0]
+
+
+def eager_adapters(worker: Any) -> int:
+    """Return for how many layers steps with adapters are not replayed."""
+    return len(worker.models[0].build.declared.eager)
 
 
 def test_several_answers_from_one_prompt(

@@ -77,6 +77,7 @@ def answers(
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_batch_gives_the_same_bits(
     write: Callable[..., Any], open_llm: Callable[..., LLM], name: str

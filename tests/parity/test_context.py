@@ -52,6 +52,7 @@ def sizes(keys: int, rows: int, run: int = 1) -> dict[str, int]:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("run", nightly([1, 4], 1))
 @pytest.mark.parametrize("name", CASES)
 def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, run: int) -> None:
@@ -69,6 +70,7 @@ def test_layers_with_states(write: Write, monkeypatch: pytest.MonkeyPatch) -> No
     check_parity(write("bamba", **HYBRID), lengths=(6, 17, 1), max_model_len=64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

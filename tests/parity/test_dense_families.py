@@ -426,6 +426,7 @@ def write_checkpoint(
     return directory
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TWINS)
 def test_twin(
     write: Any, check_parity: Any, check_recorded: Any, name: str, tmp_path: Path

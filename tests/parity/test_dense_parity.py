@@ -199,6 +199,7 @@ def test_a_checkpoint_of_the_base_model(write: Any, check_parity: Any) -> None:
     check_parity(reference)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_recorded(
     write: Any, check_recorded: Any, monkeypatch: pytest.MonkeyPatch, name: str

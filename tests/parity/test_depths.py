@@ -122,6 +122,7 @@ def test_taps(
             torch.testing.assert_close(state, states[depth], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("first", [1, 2])
 def test_two_parts_compute_what_the_whole_does(

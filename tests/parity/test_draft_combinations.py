@@ -177,6 +177,7 @@ def give_adapters(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
     )
 
 
+@pytest.mark.sampled(3)
 def test_any_mix_of_requests(
     drafted: Drafted, open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +272,7 @@ def generate(llm: LLM) -> Answers:
     return {str(number): output for number, output in enumerate(outputs)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", nightly(SETTINGS, "int8", "shared_storage"))
 def test_settings_of_the_engine(
     drafted: Drafted, open_llm: Callable[..., LLM], tmp_path: Path, name: str
@@ -301,6 +303,7 @@ def test_settings_of_the_engine(
             assert (hits > 0) == ("kv_transfer_config" in engine)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("connector", ["SharedStorageConnector", "OffloadingConnector"])
 @pytest.mark.parametrize("method", ["its own KV groups", "eagle"])
 def test_what_connectors_load_is_complete(

@@ -42,6 +42,7 @@ def drafting(
     return request.param, target, config, head
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.one_rank
 @pytest.mark.parametrize("name", nightly(SETTINGS, "eager", "preempted"))
 def test_the_output_is_that_of_plain_decoding(
@@ -65,6 +66,7 @@ def test_the_output_is_that_of_plain_decoding(
     assert is_preempted == (name == "preempted")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.one_rank
 @pytest.mark.parametrize("name", nightly(["recorded", "chunked", "preempted"], "recorded"))
 def test_tokens_that_wait_are_computed_before_drafts(
@@ -111,6 +113,7 @@ def test_a_draft_that_is_the_target_is_always_right(
     assert metrics["vllm:spec_decode_num_accepted_tokens"].value == proposed > 100
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "itself"])
 def test_ranks_propose_alike(
     write: Callable[..., Reference],
@@ -127,6 +130,7 @@ def test_ranks_propose_alike(
     compare(run(open_llm(target.directory, speculative_config=config), MIXED), plain)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.one_rank
 def test_sleep_and_new_weights(drafting: Any, open_llm: Callable[..., LLM], tmp_path: Path) -> None:
     """Both models sleep; new weights are those of the target."""
@@ -184,6 +188,7 @@ def test_all_drafts_of_the_target_itself_are_accepted_when_sampled(
     assert again - counts[1] < 60
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.one_rank
 @pytest.mark.parametrize("method", ["eagle3", "the KV group of the target"])
 def test_sampled_tokens_have_the_distribution_of_the_target(

@@ -83,6 +83,7 @@ def compare(ours: list[Any], plain: list[Any]) -> None:
                 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model_type", "config", "engine"),
     [

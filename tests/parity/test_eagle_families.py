@@ -41,6 +41,7 @@ def check_proposals(eagle: TinyEagle, pairs: list[tuple[list[int], list[int]]]) 
         assert ids == eagle.drafts(tokens, len(ids)), len(tokens)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.one_rank
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", FAMILIES)

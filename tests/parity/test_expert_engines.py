@@ -70,6 +70,7 @@ def with_engines(path: Path, use: Callable[[AsyncLLM], Any], **more: Any) -> Non
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_two_engines_answer_as_one(tmp_path: Path, name: str) -> None:
     """Also if only one of them has requests."""

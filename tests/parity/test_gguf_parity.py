@@ -611,6 +611,7 @@ def described(path: Path) -> tuple[Any, Any]:
     return checkpoint, AutoConfig.for_model(kind, **config)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_config_tensors_and_tokens(
     write: Callable[..., Any], check_parity: Callable[..., None], tmp_path: Path, name: str
@@ -648,6 +649,7 @@ def test_config_tensors_and_tokens(
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OTHER_LAYOUTS)
 def test_tokens_of_other_layouts(
     write: Callable[..., Any], check_parity: Callable[..., None], tmp_path: Path, name: str

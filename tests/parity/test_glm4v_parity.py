@@ -226,6 +226,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_logits(reference: MediaReference, settings: dict[str, Any]) -> None:
     """Twice: the second time, the prefixes are in the cache."""

@@ -218,6 +218,7 @@ def test_decode_is_measured_without_a_prefill(
         open_llm(reference.directory, kv_transfer_config=chain)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("retains", [{}, WINDOWS], ids=["full", "windows"])
 def test_evicted_blocks_come_back(
     write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path, retains: Any

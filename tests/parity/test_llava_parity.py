@@ -227,6 +227,7 @@ def test_rows_of_tiles(
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_prompts_of_text(write: Any, tmp_path: Path, open_llm: Any, split: str, ranks: int) -> None:

@@ -32,6 +32,7 @@ WIDE = {**MEDIA_TEXT, "model_type": "llama", "hidden_size": 64, "intermediate_si
 """A language model whose matrices are whole groups of the quantized formats."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", [*CASES, "fp8 at start", "rtn at start"])
 def test_a_quantized_language_model(tmp_path: Path, case: str) -> None:
     """Stored formats, and plain weights that are quantized at start. The rows of images stay

@@ -111,6 +111,7 @@ def plain_head(tensors: dict[str, Tensor], config: dict[str, Any]) -> Head:
     return compute
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_the_output_is_that_without_drafts(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path, engine: Any
@@ -120,6 +121,7 @@ def test_the_output_is_that_without_drafts(
     check_method(write("llama"), open_llm, settings, engine)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "engine"),
     [

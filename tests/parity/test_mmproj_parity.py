@@ -226,6 +226,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16", "Q8_0"])
 @pytest.mark.parametrize("kind", ["mlp", "idefics3", "gemma3"])
 def test_logits(tmp_path: Path, kind: str, stored: str) -> None:

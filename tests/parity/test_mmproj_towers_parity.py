@@ -170,6 +170,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stored", ["F32", "F16", "Q8_0"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits(tmp_path: Path, name: str, stored: str) -> None:
@@ -178,6 +179,7 @@ def test_logits(tmp_path: Path, name: str, stored: str) -> None:
     check_media(reference, some_prompts(family.mark), repeats=2, **settings_of(tmp_path))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN.keys())
 @pytest.mark.parametrize("name", FAMILIES)
 def test_steps(tmp_path: Path, name: str, chosen: dict[str, Any]) -> None:

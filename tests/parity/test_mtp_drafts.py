@@ -257,6 +257,7 @@ def value(llm: LLM, name: str) -> Any:
     return next(metric.value for metric in llm.get_metrics() if metric.name == f"vllm:{name}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.one_rank
 @pytest.mark.parametrize("engine", nightly(ENGINES, "eager", "recorded"))
 @pytest.mark.parametrize("name", TARGETS)

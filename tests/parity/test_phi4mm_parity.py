@@ -264,6 +264,7 @@ def rows_of(folder: Path, modality: str, items: Sequence[Any]) -> list[Tensor]:
 sides = st.tuples(st.integers(10, 2 * SIDE + 20), st.integers(10, 2 * SIDE), st.integers(0, 9))
 
 
+@pytest.mark.sampled(2)
 @given(sides)
 @settings(max_examples=25, deadline=None)
 def test_rows_of_images(reference: Reference, size: tuple[int, int, int]) -> None:

@@ -133,6 +133,7 @@ class Failing:
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", STAGED)
 @pytest.mark.parametrize(("count", "stages"), nightly([(1, 2), (1, 3), (2, 2)], (1, 2)))
 def test_stages(
@@ -144,6 +145,7 @@ def test_stages(
     check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
@@ -153,6 +155,7 @@ def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count
     check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", nightly([2, 3], 3))
 @pytest.mark.parametrize(
     ("kind", "values"),
@@ -187,6 +190,7 @@ def test_the_fallback_in_processes(write: Write) -> None:
     check_parity(write("mixtral", "fallback", **EXPERTS), lengths=(6, 33), **settings)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", ["linear", "round_robin"])
 @pytest.mark.parametrize("count", nightly([2, 3], 2))
 @pytest.mark.parametrize("name", WITH_EXPERTS)
@@ -202,6 +206,7 @@ def test_whole_experts(
     check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64, **settings)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3, groups and shared experts"])
 def test_whole_experts_of_processes(write: Write, name: str) -> None:
     kind, values = WITH_EXPERTS[name]
@@ -216,6 +221,7 @@ MOVING: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 @pytest.mark.parametrize(("redundant", "stages"), [(0, 1), (2, 1), (2, 2)])
 def test_experts_that_move(
@@ -315,6 +321,7 @@ def test_ranks_without_an_expert_are_refused(write: Write, monkeypatch: pytest.M
         open_llm(write("mixtral", **values).directory, enable_expert_parallel=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "ranks", "stages"),
     nightly(

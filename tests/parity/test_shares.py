@@ -38,6 +38,7 @@ def size(folder: Path, rank: int) -> int:
     return sum(path.stat().st_size for path in folder.glob(f"model-rank-{rank}-part-*.safetensors"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "ranks", "stages"),
     [
@@ -62,6 +63,7 @@ def test_saved_shares_are_read(
     check_parity(replace(reference, directory=folder), load_format=FORMAT, max_model_len=64)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "case", ["gptq", "awq", "fp8", "pack-quantized", "int-quantized", "bitsandbytes"]
 )

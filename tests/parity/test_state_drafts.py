@@ -41,6 +41,7 @@ def check(llm: LLM, plain: list[Any]) -> None:
     assert 0 < accepted < proposed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", nightly(ENGINES, "no prefixes"))
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_those_of_plain_decoding(

@@ -102,6 +102,7 @@ def check_tokens(
     return check
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "case"),
     [
@@ -138,6 +139,7 @@ MOVING = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.one_rank
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ALIKE | UNDIVIDED])
 def test_experts_that_move_between_ranks(

@@ -39,6 +39,7 @@ def check_logits(llm: LLM, reference: Any, limit: float) -> None:
     assert off < limit
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("architecture", "case"),
     [("olmo2", "awq"), ("olmo2", "gptq in act order"), *(("llama", case) for case in CASES)],

@@ -146,6 +146,7 @@ def family(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Medi
     return write(folder), mixed_prompts(mark, film)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_logits(family: tuple[MediaReference, Any], settings: dict[str, Any]) -> None:
     """Twice: the second time, the prefixes are in the cache."""

@@ -139,6 +139,7 @@ def test_one_by_one_as_together(llm: LLM, outputs: list[Any]) -> None:
         assert alone.num_cached_tokens > 0 or len(alone.prompt_token_ids) <= 32
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "settings",
     [

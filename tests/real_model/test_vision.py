@@ -84,6 +84,7 @@ def outputs(peer: Any, folder: Path) -> dict[str, Any]:
     return dict(zip(CHATS, every, strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHATS)
 def test_the_text_of_transformers(peer: Any, outputs: dict[str, Any], name: str) -> None:
     """Every token is the most likely one under transformers, given those before it."""

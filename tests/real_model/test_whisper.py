@@ -66,6 +66,7 @@ def expected(folder: Path, samples: np.ndarray, **how: Any) -> list[int]:
     return [token for token in tokens if token < model.config.eos_token_id]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["beckett.wav", "two_cities.wav"])
 @pytest.mark.filterwarnings("ignore")
 def test_the_tokens_of_transformers(tiny: Path, name: str) -> None:

@@ -103,6 +103,7 @@ def wait_until_no_engine_computes(server: Server) -> None:
     wait_until(is_idle, "no engine computes")
 
 
+@pytest.mark.slow
 def test_two_engines_share_out_experts(start: Callable[..., Server]) -> None:
     one = start(*START)
     want = tokens(one)

@@ -360,6 +360,7 @@ def faulty(tmp_path: Path) -> Iterator[Faulty]:
     made.server.stop()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("place", "fault"),
     [("model/forward", "raise"), ("model/forward", "exit"), ("api/a route", "exit")],

@@ -100,6 +100,7 @@ def test_killed_rank(start_server: StartServer, option: str, number: signal.Sign
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_while_streaming(start_server: StartServer, number: signal.Signals) -> None:
     """Short requests finish, long ones end with an error event after the timeout, and the exit code
@@ -123,6 +124,7 @@ def test_stopped_while_streaming(start_server: StartServer, number: signal.Signa
     assert "Traceback" not in server.log.read_text()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_when_idle(start_server: StartServer, number: signal.Signals) -> None:
     server = start_server()
@@ -151,6 +153,7 @@ STAGES: dict[str, Callable[[Server], object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_while_starting(

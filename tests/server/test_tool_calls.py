@@ -80,6 +80,7 @@ async def forced_call(client: openai.AsyncOpenAI, name: str, choice: Any) -> Non
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_named", [False, True], ids=["required", "named"])
 def test_forced_calls_have_valid_arguments(calling: Server, is_named: bool) -> None:
     assert len(PARAMETERS) == 20
@@ -198,6 +199,7 @@ def test_strict_tools_hold_calls_of_the_models_choice(
             assert json.loads(call.function.arguments) == {"a": 1, "b": 2}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("parser", "text"),
     [

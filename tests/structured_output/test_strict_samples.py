@@ -266,6 +266,7 @@ def starts(constraint: Constraint) -> list[str]:
     return list(tag.get("triggers") or tag["format"].get("triggers") or ["["])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("name", PARSERS)
 def test_random_calls_fit_the_schema(

@@ -3,7 +3,8 @@ one small vector per token."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer, Latent, SparseIndex
-from pegboard.interfaces.quantization import LinearLayer, WeightMethod
+from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers import Build, Layer, Rotation
 from pegboard.layers.build import Holder
+from pegboard.layers.lora import AdapterSlots, Fitted
 from pegboard.layers.shards import part_of, scaled
 
 
@@ -29,6 +31,9 @@ class LatentAttention(Layer):
     of weights that are not quantized: it is a small part of a model.
 
     Each rank has its share of the heads, and all of the latents.
+
+    An adapter of this module changes both matrices, which backends read. So the tokens of each such
+    adapter are computed with the adapter in the matrices, after all others.
 
     layer_index: names the layer's KV cache. rank, nope_dim, rope_dim, value_dim: C, N, R, V. scale:
     factor of q·k. pairs: the rotated channels are neighbors (DeepSeek); otherwise halves
@@ -65,6 +70,7 @@ class LatentAttention(Layer):
         self.layer_index = layer_index
         self.method: WeightMethod | None = None
         self.available: Mapping[str, Any] = {}
+        self.adapters: UpSlots | None = None
         build.declared.attention[layer_index] = AttentionLayer(
             layer_index=layer_index,
             num_heads=self.num_heads,
@@ -75,12 +81,17 @@ class LatentAttention(Layer):
             latent=self.latent,
         )
 
-    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        path = f"{self.build.path}.kv_b_proj"
+    def _part(self) -> Part:
+        """Return what this rank holds of the weight."""
         each = self.nope_dim + self.value_dim
         shape = (self.whole_heads * each, self.rank)
-        part = part_of(f"{path}.weight", 0, shape, scaled(self.heads, each))
-        layer = LinearLayer(path, self.rank, self.num_heads * each, (part,))
+        name = f"{self.build.path}.kv_b_proj.weight"
+        return part_of(name, 0, shape, scaled(self.heads, each))
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        part = self._part()
+        path = part.name.removesuffix(".weight")
+        layer = LinearLayer(path, self.rank, part.rows[1], (part,))
         self.method = self.build.method("linear", layer)
         self.available = available
         return self.method.declare(available)
@@ -112,6 +123,9 @@ class LatentAttention(Layer):
 
     def bind(self) -> None:
         attend = self.build.attention[self.layer_index]
+        if self.build.lora is not None:
+            self.adapters = self.adapters or UpSlots(self.build, self._part(), self.rank)
+            attend = self.adapters.around(attend, self.latent, self.nope_dim)
         rotate = self.build.kernels["rope"]
         nope = self.nope_dim
         pairs = self.pairs
@@ -128,3 +142,60 @@ class LatentAttention(Layer):
             return out
 
         self.forward = forward
+
+
+class UpSlots(AdapterSlots):
+    """The adapters of an up-projection. part: what this rank holds of it, [H·(N + V), C]. rank: C.
+    Steps with such adapters are not replayed: a recording would not change the matrices."""
+
+    def __init__(self, build: Build, part: Part, rank: int) -> None:
+        super().__init__(build, (part,), rank, build.lora_rows)
+        self.eager = build.declared.eager
+        self.changed: set[int] = set()
+
+    def load(self, slot: int, fitted: Fitted) -> None:
+        super().load(slot, fitted)
+        key = slot, self.modules[0][0]
+        if fitted:
+            self.changed.add(slot)
+            self.eager.add(key)
+        else:
+            self.changed.discard(slot)
+            self.eager.discard(key)
+
+    def around(
+        self, attend: Callable[..., Tensor], latent: Latent, nope_dim: int
+    ) -> Callable[..., Tensor]:
+        """Return attention with the adapters. attend: of the base model. latent: the matrices that
+        it reads. All ranks make the same calls, whatever tokens they have."""
+        rows_of_step = self.rows
+
+        def call(q: Tensor, *more: Tensor) -> Tensor:
+            out = attend(q, *more)
+            if not self.changed or (rows := rows_of_step()) is None:
+                return out
+            out = out.clone()
+            starts = rows.starts.tolist()
+            for slot in sorted(self.changed):
+                at = rows.order[starts[slot] : starts[slot + 1]].long()
+                with self._merged(slot, latent, nope_dim):
+                    out[at] = attend(q, *more)[at]
+            return out
+
+        return call
+
+    @contextmanager
+    def _merged(self, slot: int, latent: Latent, nope_dim: int) -> Iterator[None]:
+        """Have an adapter in the matrices."""
+        matrices = latent.matrices()
+        kept = [each.clone() for each in matrices]
+        up_k, up_v = matrices
+        a = self.a[slot - 1, :, : self.max_rank].float()
+        change = (a @ self.b[slot - 1].float()).T.unflatten(0, (len(up_k), -1))
+        up_k.copy_(up_k.float() + change[:, :nope_dim])
+        up_v.copy_(up_v.float() + change[:, nope_dim:].transpose(1, 2))
+        try:
+            yield
+        finally:
+            for each, values in zip(matrices, kept, strict=True):
+                each.copy_(values)

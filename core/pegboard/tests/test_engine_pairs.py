@@ -244,6 +244,7 @@ def test_a_prefix_that_finds_no_blocks_now_is_loaded_later() -> None:
 # --- completions of one request -------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("retains", [*LAYERS, [Window(5)]])
 @pytest.mark.parametrize("spare_blocks", [0, 3, 30])
 def test_a_completion_is_aborted_in_any_step(retains: list[Retain], spare_blocks: int) -> None:

@@ -79,3 +79,19 @@ def test_one_recording_is_enough_if_it_serves_any_rows(max_rows: int, max_drafts
     assert made.by_trait["decode", False] == []
     made = recorded(Sizes(False, (), max_rows - 1), max_rows, 400, max_drafts)
     assert len(made.by_trait["decode", False]) == 1, "the other one is too small for all rows"
+
+
+def test_adapters_that_a_recording_cannot_compute_are_not_replayed() -> None:
+    inputs: Any = SimpleNamespace(
+        max_rows=4, max_tokens=8, has_adapters=False, blank=lambda *sizes: sizes
+    )
+    eager: set[int] = set()
+    recordings = Recordings(inputs, TRAITS, 0, eager)
+    runs = {trait: (lambda *inputs: inputs, [torch.zeros(8)]) for trait in TRAITS}
+    replay: Any = Sizes(True, (1, 2))
+    recordings.record(replay, runs, (False, True), lambda step: None, lambda trait: "")
+    for inputs.has_adapters in (True, False):
+        assert recordings.find("decode", 1) is not None
+        eager.add(1)
+        assert (recordings.find("decode", 1) is None) == inputs.has_adapters
+        eager.clear()

@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from pegboard.interfaces.lora_resolver import LoRAResolver, LoRAResolverSetup
 from pegboard.interfaces.spec import Need
 from pegboard.log import get_logger
 from pegboard_server.settings import ServerConfig
+from pegboard_server.turns import OwnTurns, Turns
 
 if TYPE_CHECKING:
     from pegboard.front.async_llm import AsyncLLM
@@ -88,11 +89,6 @@ def check_adapters(settings: Settings) -> None:
             "LoRA would have no effect; leave it out. Offline, LLM.generate(lora_request=…) uses "
             "adapters"
         )
-    if server.api_server_count > 1 and any("loads_adapters" in spec.flags for spec in specs):
-        raise ConfigError(
-            "adapters cannot be loaded at run time with api_server_count > 1, because each API "
-            "process has its own list of them: use one API process, or --lora-resolvers"
-        )
     resolver_names(registry, server)
 
 
@@ -144,8 +140,9 @@ def resolver_names(registry: "Registry", config: ServerConfig) -> Sequence[str]:
     return [registry.find("lora_resolver", name).qualified for name in config.lora_resolvers]
 
 
-def serve_adapters(client: "AsyncLLM") -> "AdapterClient":
-    """Return the client for API plugins of a server with LoRA. Raises ConfigError, PluginError."""
+def serve_adapters(client: "AsyncLLM", turns: Turns | None = None) -> "AdapterClient":
+    """Return the client for API plugins of a server with LoRA. turns: see `AdapterClient`.
+    Raises ConfigError, PluginError."""
     registry = client.registry
     config = client.plan.settings.section(ServerConfig)
     setup = LoRAResolverSetup(_fetcher(client, registry))
@@ -153,7 +150,7 @@ def serve_adapters(client: "AsyncLLM") -> "AdapterClient":
     for name in resolver_names(registry, config):
         entry = registry.choose("lora_resolver", Need(), explicit=name, key=name).require()
         resolvers[entry.id] = registry.build(entry, setup)
-    return AdapterClient(client, resolvers, config)
+    return AdapterClient(client, resolvers, config, turns=turns)
 
 
 def _fetcher(
@@ -180,7 +177,8 @@ class AdapterClient:
     passed to `client`.
 
     adapters: those that are served, by name. resolvers: by plugin id, in the order in which they
-    are asked. clock: returns seconds."""
+    are asked. clock: returns seconds. turns: those in which adapters are loaded and
+    unloaded. All API processes serve the same adapters."""
 
     def __init__(
         self,
@@ -189,6 +187,7 @@ class AdapterClient:
         config: ServerConfig,
         clock: Callable[[], float] = time.monotonic,
         load_s: float = LOAD_S,
+        turns: Turns | None = None,
     ) -> None:
         self._client = client
         self._load_s = load_s
@@ -200,7 +199,8 @@ class AdapterClient:
         self._clock = clock
         self._lookups: dict[str, asyncio.Task[PegboardError | None]] = {}
         self._unknown: OrderedDict[str, tuple[float, PegboardError | None]] = OrderedDict()
-        self._loading = asyncio.Lock()
+        self._turns = turns or OwnTurns()
+        self._turns.on_told = self._hear
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -220,28 +220,43 @@ class AdapterClient:
         ]
 
     async def start(self) -> None:
-        """Load the adapters of `lora_modules`. Called once the engine is ready. Raises
-        ConfigError."""
-        for module in self._modules:
-            base: str | None = module.get("base_model_name")
-            if base not in [model.name for model in self.models()]:
-                base = None  # as in vLLM: it is only shown, and only if it is served
-            try:
-                await self._load(module["name"], module["path"], base_model_name=base)
-            except (RequestError, ModelError) as error:
-                raise ConfigError(f"lora_modules: {error}") from error
+        """Load the adapters of `lora_modules`. Called once the engine is ready. The first
+        API process loads them for all. Raises ConfigError."""
+        async with self._turns:
+            for module in self._modules:
+                base: str | None = module.get("base_model_name")
+                if base not in [model.name for model in self.models()]:
+                    base = None  # as in vLLM: it is only shown, and only if it is served
+                try:
+                    await self._load(module["name"], module["path"], base_model_name=base)
+                except (RequestError, ModelError) as error:
+                    raise ConfigError(f"lora_modules: {error}") from error
 
     async def control(self, action: str, **arguments: Any) -> object:
         """Run a control action: "load_lora_adapter" (name, path, load_inplace) and
         "unload_lora_adapter" (name), or one of the client's. A later load of the same name waits
-        for the earlier one. Raises RequestError."""
+        for the earlier one. When it returns, all API processes serve the adapter, or none does. A
+        client that disconnects does not end it. Raises RequestError."""
         if action == "load_lora_adapter":
-            async with self._loading:
-                return await self._load(**arguments)
+            return await asyncio.shield(self._in_turn(self._load, arguments))
         if action == "unload_lora_adapter":
-            async with self._loading:
-                return await self._unload(arguments["name"])
+            return await asyncio.shield(self._in_turn(self._unload, arguments))
         return await self._client.control(action, **arguments)
+
+    async def _in_turn(
+        self, change: Callable[..., Awaitable[object]], arguments: Mapping[str, Any]
+    ) -> object:
+        async with self._turns:
+            return await change(**arguments)
+
+    def _hear(self, name: str, lora: LoRARequest | None) -> None:
+        """Take what another API process has loaded or unloaded."""
+        self._modules = [module for module in self._modules if module["name"] != name]
+        if lora is None:
+            self.adapters.pop(name, None)
+        else:
+            self.adapters[name] = lora
+            self._unknown.pop(name, None)
 
     async def _load(
         self,
@@ -275,6 +290,7 @@ class AdapterClient:
             ) from error
         before = self.adapters.get(name, lora)
         self.adapters[name] = lora
+        await self._turns.tell(name, lora)
         if before.lora_int_id != lora.lora_int_id:
             await self._client.remove_lora(before.lora_int_id)
         self._unknown.pop(name, None)
@@ -285,6 +301,7 @@ class AdapterClient:
         adapter."""
         lora = self.adapters.pop(name, None)
         if lora is not None:
+            await self._turns.tell(name, None)
             await self._client.remove_lora(lora.lora_int_id)
         return lora is not None
 
@@ -360,8 +377,9 @@ class AdapterClient:
             if folder is None:
                 return False
             self._check_base(await asyncio.to_thread(recorded_base, folder))
-            async with self._loading:
-                await self._load(name, str(folder))
+            async with self._turns:
+                if name not in self.adapters:
+                    await self._load(name, str(folder))
         except (RequestError, ModelError) as error:
             # where it is on this machine is not for clients
             reason = str(error).replace(str(folder), name)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pegboard.interfaces.metrics import Sample
     from pegboard.plan.engine_plan import EnginePlan
     from pegboard_server.hub import HubEngine
+    from pegboard_server.turns import Turns
 
 log = get_logger(__name__)
 
@@ -47,11 +48,12 @@ async def serve_client(
     stop: asyncio.Event | None = None,
     catch_signals: bool = True,
     share: Callable[[Sample], None] | None = None,
+    turns: "Turns | None" = None,
 ) -> int:
     """Serve `client` through all enabled APIs until told to stop. Returns the exit code of the
     program. engine: that of the client; its process is watched. on_loaded is called once the engine
     is ready, just before the server takes the listener. share sends what this process measures to
-    the other API processes."""
+    the other API processes. turns: those in which the API processes change what all must know."""
     from pegboard_server.app import load_adapters, open_app
     from pegboard_server.gateway import Traffic
     from pegboard_server.memory import keep_little
@@ -70,7 +72,7 @@ async def serve_client(
         if share is not None:
             share(sample)
 
-    app = await open_app(client, traffic, publish if client.sinks else None)
+    app = await open_app(client, traffic, publish if client.sinks else None, turns)
     hooks = _hooks(client)
     async with client:
         await load_adapters(app)
@@ -167,4 +169,5 @@ async def _serve_child(
         stop=stop,
         catch_signals=False,
         share=engine.share,
+        turns=engine.turns,
     )

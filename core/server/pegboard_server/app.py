@@ -36,6 +36,7 @@ from pegboard_server.settings import ServerConfig
 if TYPE_CHECKING:
     from pegboard.front.async_llm import AsyncLLM
     from pegboard.plugins.registry import Registry
+    from pegboard_server.turns import Turns
 
 log = get_logger(__name__)
 
@@ -48,11 +49,13 @@ async def open_app(
     client: "AsyncLLM",
     traffic: Traffic | None = None,
     publish: Callable[[Sample], None] | None = None,
+    turns: "Turns | None" = None,
 ) -> Starlette:
     """Build the application of all APIs enabled for `client`, and start their built-in tools.
-    Raises PluginNotFound when no API is enabled, ConfigError, PluginError."""
+    turns: those of several API processes. Raises PluginNotFound when no API is enabled,
+    ConfigError, PluginError."""
     settings = client.plan.settings
-    adapters = serve_adapters(client) if settings.engine.max_loras else None
+    adapters = serve_adapters(client, turns) if settings.engine.max_loras else None
     apis = build_apis(adapters or client, await start_tools(client.registry))
     app = build_app(
         apis,

@@ -37,9 +37,12 @@ from pegboard.engine.boundary.messages import (
 )
 from pegboard.errors import EngineDeadError
 from pegboard.interfaces.metrics import Sample
+from pegboard_server.turns import SharedTurns, TurnQueue
 
 SHARED = b"shared:"
 """Prefix of a message that an API process sends to all others."""
+TURNS = b"turns:"
+"""Prefix of the messages of `turns.py`."""
 
 HELLO = b"hello"
 SERVING = b"serving"
@@ -74,6 +77,7 @@ class EngineHub:
         self._early: list[bytes] = []
         self._ready: Ready | None = None
         self._last: bytes | None = None
+        self._turns = TurnQueue(count, lambda name, data: self._send(int(name), TURNS + data))
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
@@ -118,6 +122,8 @@ class EngineHub:
                 self._serving.add(name)
                 if len(self._serving) == self._count:
                     self._on_serving()
+            elif data.startswith(TURNS):
+                self._turns.receive(name, data.removeprefix(TURNS))
             elif data.startswith(SHARED):
                 self._to_all(data.removeprefix(SHARED), but=name)
             else:
@@ -125,6 +131,7 @@ class EngineHub:
 
     def _greet(self, name: bytes) -> None:
         self._waiting.add(name)
+        self._turns.attach(name)
         if self._last is not None:
             self._send(int(name), self._last)
         elif self._ready is not None:
@@ -204,6 +211,7 @@ class HubEngine(EngineLink):
         self._count = count
         self._on_stop = on_stop
         self._mark = f"@{index}"
+        self.turns = SharedTurns(lambda data: self.send_encoded(TURNS + data))
 
     @property
     def stalled(self) -> str:  # type: ignore[override]
@@ -250,6 +258,8 @@ class HubEngine(EngineLink):
     def _take(self, data: bytes) -> None:
         if data == STOP:
             self._on_stop()
+        elif data.startswith(TURNS):
+            self.turns.receive(data.removeprefix(TURNS))
         else:
             super()._take(data)
 

@@ -35,6 +35,7 @@ from pegboard_server.adapters import (
 )
 from pegboard_server.json_api import served_model
 from pegboard_server.settings import ServerConfig
+from pegboard_server.turns import SharedTurns, TurnQueue
 from pegboard_testing.fake_client import FakeEngineClient
 
 
@@ -481,6 +482,142 @@ def test_other_forms_are_refused(item: Any) -> None:
         read_module(item)
 
 
+# --- several API processes ------------------------------------------------------------------------
+
+
+class Processes:
+    """The adapters of several API processes with one engine, and the parent between them. Messages
+    take a moment, and do not overtake each other. attach: connect another process."""
+
+    def __init__(self, engine: Engine, count: int = 3) -> None:
+        self.engine = engine
+        self.queue = TurnQueue(count, self._to_process)
+        self.turns: list[SharedTurns] = []
+        self.all: list[AdapterClient] = []
+
+    def attach(self, *resolvers: Resolver, **settings: Any) -> AdapterClient:
+        name = str(len(self.turns)).encode()
+        later = asyncio.get_running_loop().call_soon
+        turns = SharedTurns(lambda data: later(self.queue.receive, name, data) and None)
+        named: Any = {f"lora_resolver:r{index}": each for index, each in enumerate(resolvers)}
+        self.turns.append(turns)
+        self.all.append(
+            AdapterClient(self.engine, named, ServerConfig(**settings), turns=turns)  # type: ignore[arg-type]
+        )
+        later(self.queue.attach, name)
+        return self.all[-1]
+
+    def names(self) -> list[list[str]]:
+        """Return the names that each process lists, without the base model's."""
+        return [[model.name for model in each.models()[1:]] for each in self.all]
+
+    def _to_process(self, name: bytes, data: bytes) -> None:
+        asyncio.get_running_loop().call_soon(self.turns[int(name)].receive, data)
+
+
+def test_every_process_serves_what_one_has_loaded(tmp_path: Path) -> None:
+    async def work() -> None:
+        processes = Processes(Engine())
+        first, second, third = [processes.attach() for _ in range(3)]
+        loaded = await load(first, "poet", tmp_path / "a")
+        assert [await each.adapter("poet") for each in (second, third)] == [loaded, loaded]
+        with pytest.raises(RequestError, match="the name 'poet' is taken"):
+            await load(third, "poet", tmp_path / "b")
+        other = await load(second, "poet", tmp_path / "b", load_inplace=True)
+        assert [each.adapters["poet"] for each in processes.all] == [other] * 3
+        assert processes.engine.held == {other.lora_int_id}
+        assert await third.control("unload_lora_adapter", name="poet") is True
+        assert processes.names() == [[], [], []] and not processes.engine.held
+        assert await first.control("unload_lora_adapter", name="poet") is False
+        processes.engine.refused[str(tmp_path / "a")] = "adapter 'poet': rank 32 is too high"
+        for each in processes.all:  # a turn that fails is over too
+            with pytest.raises(RequestError, match="rank 32 is too high"):
+                await load(each, "poet", tmp_path / "a")
+        assert processes.names() == [[], [], []]
+
+    run(work)
+
+
+def test_processes_that_change_one_name_take_turns(tmp_path: Path) -> None:
+    async def work() -> None:
+        processes = Processes(Engine())
+        served = [processes.attach() for _ in range(3)]
+        answers = await asyncio.gather(
+            *(load(each, "poet", tmp_path / str(n)) for n, each in enumerate(served * 3)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(each, LoRARequest) for each in answers) == 1
+        assert sum("is taken" in str(each) for each in answers) == 8
+        await asyncio.gather(
+            *(
+                load(each, f"n{n % 4}", tmp_path / str(n), load_inplace=True)
+                for n, each in enumerate(served * 4)
+            ),
+            *(each.control("unload_lora_adapter", name="poet") for each in served),
+        )
+        assert processes.names() == [["n0", "n1", "n2", "n3"]] * 3
+        assert served[0].adapters == served[1].adapters == served[2].adapters
+        ids = {lora.lora_int_id for lora in served[0].adapters.values()}
+        assert processes.engine.held == ids
+
+    run(work)
+
+
+def test_a_client_that_disconnects_ends_no_turn(tmp_path: Path) -> None:
+    async def work() -> None:
+        processes = Processes(Engine())
+        first, second, _ = [processes.attach() for _ in range(3)]
+        for moment in range(12):
+            asked = asyncio.create_task(load(first, f"n{moment}", tmp_path))
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        await load(second, "last", tmp_path)
+        names, *others = processes.names()
+        assert names[-1] == "last" and others == [names, names]
+
+    run(work)
+
+
+def test_a_process_that_attaches_late_hears_everything(tmp_path: Path) -> None:
+    async def work() -> None:
+        processes = Processes(Engine(), 2)
+        paths = {name: str(adapter(tmp_path / name)) for name in "ab"}
+        modules = {"lora_modules": [f"{name}={path}" for name, path in paths.items()]}
+        first = processes.attach(**modules)
+        await first.start()
+        await load(first, "extra", tmp_path / "extra")
+        await load(first, "gone", tmp_path / "gone")
+        for name in ("a", "gone"):
+            await first.control("unload_lora_adapter", name=name)
+        second = processes.attach(**modules)
+        await second.start()  # what the first has loaded, and unloaded, is not loaded again
+        assert processes.names() == [["b", "extra"]] * 2
+        assert processes.engine.loads == ["a", "b", "extra", "gone"]
+        await load(second, "more", tmp_path / "more")
+        assert processes.names() == [["b", "extra", "more"]] * 2
+
+    run(work)
+
+
+def test_what_one_process_has_found_is_served_by_all(tmp_path: Path) -> None:
+    async def work() -> None:
+        processes = Processes(Engine())
+        resolvers = [Resolver({}) for _ in range(3)]
+        served = [processes.attach(each) for each in resolvers]
+        await asyncio.sleep(0.01)
+        assert await served[2].adapter("poet") is None  # remembered as unknown
+        for each in resolvers:
+            each.known["poet"] = adapter(tmp_path / "poet")
+        one, other = await asyncio.gather(*(each.adapter("poet") for each in served[:2]))
+        assert one is not None and one == other == await served[2].adapter("poet")
+        assert processes.engine.loads == ["poet"]
+        assert resolvers[2].asked == ["poet"]
+
+    run(work)
+
+
 # --- settings -------------------------------------------------------------------------------------
 
 API = (
@@ -498,9 +635,6 @@ def installed(fake_distributions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_distributions.add("acme", {"api": {"mine": "acme_api:SPEC"}}, {"acme_api": API.format("")})
     fake_distributions.add(
         "other", {"api": {"theirs": "other_api:SPEC"}}, {"other_api": API.format('{"adapters"}')}
-    )
-    fake_distributions.add(
-        "load", {"api": {"loads": "load_api:SPEC"}}, {"load_api": API.format('{"loads_adapters"}')}
     )
     names = {"one": "acme_find:SPEC", "two": "acme_find:SPEC"}
     fake_distributions.add("find", {"lora_resolver": names}, {"acme_find": RESOLVER})
@@ -533,8 +667,6 @@ def test_settings_without_an_effect_are_refused() -> None:
     for twice in (["a=/a", "a=/b"], ["base=/a"]):
         with pytest.raises(ConfigError, match="is the name of two models"):
             check_adapters(settings(1, "theirs", lora_modules=twice))
-    with pytest.raises(ConfigError, match="cannot be loaded at run time with api_server_count > 1"):
-        check_adapters(settings(1, "theirs", "loads", api_server_count=2))
     with pytest.raises(PluginNotFound, match="three"):
         check_adapters(settings(1, "theirs", lora_resolvers=["three"]))
 

@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 import pytest
 
+from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.engine.boundary.client import EngineProcess
 from pegboard.errors import EngineDeadError, ModelError, PegboardError, RequestError
@@ -117,6 +118,31 @@ def test_refusals_and_controls_come_back_to_who_asked() -> None:
             options = RequestOptions(request_id="r", priority=REFUSED_PRIORITY)
             async for _ in clients.all[2].generate(Prompt(text="x"), params, options):
                 pass
+
+    run(body)
+
+
+def test_what_one_process_tells_is_heard_by_all() -> None:
+    async def body(clients: Clients) -> None:
+        heard: list[list[tuple[str, LoRARequest | None]]] = [[] for _ in range(COUNT)]
+        for list_, engine in zip(heard, clients.engines, strict=True):
+            engine.turns.on_told = lambda *change, list_=list_: list_.append(change)
+        await asyncio.gather(*(client.start() for client in clients.all[:2]))
+        poet = LoRARequest("poet", 7, "/adapters/poet", "base")
+
+        async def change(index: int, lora: LoRARequest | None) -> None:
+            async with clients.engines[index].turns:
+                await clients.engines[index].turns.tell("poet", lora)
+                assert heard[1 - index][-1] == ("poet", lora)
+
+        await change(0, poet)
+        await change(1, None)
+        await clients.all[2].start()
+        assert heard == [[("poet", None)], [("poet", poet)], [("poet", None)]]
+        async with clients.engines[2].turns:
+            await clients.engines[2].turns.tell("poet", poet)
+            assert [list_[-1] for list_ in heard[:2]] == [("poet", poet)] * 2
+        assert await text(clients.all[1], "abc", "id") == ["abc"]
 
     run(body)
 

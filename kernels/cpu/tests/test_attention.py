@@ -49,6 +49,7 @@ TOLERANCES = {
 `Stored.rounded`."""
 
 
+@pytest.mark.sampled(3)
 class TestNativeAttention(AttentionContract):
     spec = ATTENTION
 
@@ -146,6 +147,7 @@ def layers_of_a_group(draw: st.DrawFn) -> list[AttentionLayer]:
     ]
 
 
+@pytest.mark.sampled(3)
 @settings(max_examples=10)
 @given(
     layers_of_a_group(),
@@ -311,6 +313,7 @@ class Sharing:
         return [*([piece] for piece in fill), last]
 
 
+@pytest.mark.sampled(3)
 @settings(max_examples=6)
 @given(
     st.data(),
@@ -330,6 +333,7 @@ def test_rows_after_the_same_blocks(
     sharing.contract.check_all(sharing.trial(), sharing.steps(num_last))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_rows", [2, 16, 17, 90, 700])
 def test_shared_blocks_are_read_once_a_tile(num_rows: int) -> None:
     """For any number of rows, every row sees each key once, and the room for partial results is

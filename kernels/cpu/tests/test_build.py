@@ -69,6 +69,7 @@ def test_the_level_of_a_cpu(flags: set[str], level: str) -> None:
 X86_LEVELS = [level for level in build.LEVELS if not level.startswith("neon")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     platform.machine() != "x86_64", reason="the compiler knows x86 levels only there"
 )

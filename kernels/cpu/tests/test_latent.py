@@ -27,6 +27,7 @@ from pegboard_testing.contract_latent import (
 pytestmark = pytest.mark.usefixtures("native")
 
 
+@pytest.mark.sampled(3)
 class TestNativeLatentAttention(LatentContract):
     spec = MLA
 
@@ -54,6 +55,7 @@ def test_up_projections_of_16_bits(dtype: torch.dtype) -> None:
     contract.check(trial, [Piece(row, 0, length) for row, length in enumerate(lengths)])
 
 
+@pytest.mark.sampled(3)
 @settings(max_examples=5)
 @given(
     latent_layers(LatentContract.heads),

@@ -70,6 +70,7 @@ def check_products(weight: Any, reference: Any, x: torch.Tensor) -> None:
     torch.testing.assert_close(product.float(), x.float() @ matrix.T, rtol=0, atol=bound)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_every_form_of_integers(form: Any) -> None:
     blocks = blocks_of(form, 19, COLUMNS, 3)
@@ -77,6 +78,7 @@ def test_every_form_of_integers(form: Any) -> None:
     check_products(*parts, torch.randn(3, COLUMNS))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("scale", SCALES, ids=str)
 def test_every_form_of_codes(values: str, scale: torch.dtype) -> None:
@@ -149,6 +151,7 @@ def test_merged_codes(
     check_products(*weights, torch.randn(count, columns).to(dtype))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tiles", [Tiles(16, 16, 16, 4, 1), Tiles(32, 16, 128, 4, 1)], ids=str)
 def test_tiles_do_not_matter(tiles: Tiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are larger, smaller, and no multiple of a tile."""

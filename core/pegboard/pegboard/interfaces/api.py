@@ -46,10 +46,9 @@ class ApiSpec(Spec):
     switches: path → the flags that turn it on, for paths that are off by default. The answer 404
     names them.
     flags: "adapters" = its clients can name LoRA adapters as their model (`RequestOptions.lora`).
-    "loads_adapters" = its clients can load and unload adapters.
     "uploads" = the server setting max_upload_bytes limits its bodies, and not max_body_bytes."""
 
-    FLAGS = frozenset({"adapters", "loads_adapters", "uploads"})
+    FLAGS = frozenset({"adapters", "uploads"})
 
     public_paths: tuple[str, ...] = ()
     unmeasured_paths: tuple[str, ...] = ()

@@ -51,7 +51,8 @@ class Declared:
     and the quantization method that made it. has_stack: the model has asked which layers of its
     stack to build. has_language: the model has built a language model. absent: the paths of
     modules that are not built. aliases: another path of a module, which adapters may use → its
-    path."""
+    path. eager: keys of adapters in slots. While there are any, steps with adapters are not
+    replayed from recordings."""
 
     layers: list[Layer] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
@@ -67,6 +68,7 @@ class Declared:
     has_language: bool = False
     absent: list[str] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
+    eager: set[Any] = field(default_factory=set)
 
 
 @dataclass(frozen=True)

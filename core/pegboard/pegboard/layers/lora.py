@@ -36,7 +36,8 @@ class AdapterSlots:
     rows: returns the rows of the step's adapters; None = there are none. num_experts: the parts are
     those of each expert, one expert after the other, and each adapter has as many slots. divides:
     what else than rows and columns of the parts the group `build.tensor` divides. With "ranks",
-    members take the ranks of an adapter in turn, and parts of the same module have one A.
+    members take the ranks of an adapter in turn, and parts of the same module have one A. orders:
+    module path → the adapters' row of each row of B, if the layer has them in another order.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class AdapterSlots:
         self.rows = rows
         self.kernels = build.kernels
         self.max_rank = limits.max_rank
+        self.orders: dict[str, Tensor] = {}
         self.modules = [(part.name.removesuffix(".weight"), part) for part in parts]
         self.num_experts = num_experts
         self.num_parts = len(parts) // num_experts
@@ -109,6 +111,8 @@ class AdapterSlots:
                 raise ModelError(
                     f"adapter rank {a.shape[0]} of {name} exceeds max_lora_rank={self.max_rank}"
                 )
+            if name in self.orders:
+                b = b[self.orders[name]]
             if part.cut is not None:
                 a = a[:, slice(*part.cut.columns)]
                 b = b[slice(*part.cut.rows)]

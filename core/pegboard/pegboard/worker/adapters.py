@@ -42,7 +42,7 @@ class Adapters:
         adapters = [getattr(layer, "adapters", None) for layer in layers]
         self._fixed = {layer.build.path for layer in layers} - {
             layer.build.path for layer, each in zip(layers, adapters, strict=True) if each
-        }
+        } | {name.rpartition(".")[0] for layer in layers[:1] for name in layer.build.stored}
         self._slots = [slots for slots in adapters if isinstance(slots, AdapterSlots)]
         self._slots += [slots for layer in self._experts for slots in layer.adapters]
         self._read = read
@@ -98,7 +98,8 @@ class Adapters:
                 f"it changes modules that this model does not have: {', '.join(unknown[:5])}"
                 if self._fixed.isdisjoint(unknown)
                 else f"it changes {', '.join(unknown[:5])}; heads for classes take no "
-                "adapters, and neither do encoders of images or sound"
+                "adapters, and neither do encoders of images or sound, and modules "
+                "that are not linear layers of their own"
             )
         return digest, [slots.fitted(weights, scaling) for slots in self._slots]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeAlias
@@ -54,10 +54,17 @@ class Recorded:
 
 class Recordings:
     """inputs: of all steps. traits: the stages to record. max_drafts: of a row. by_trait: trait and
-    whether rows have adapters → recordings, the smallest first."""
+    whether rows have adapters → recordings, the smallest first. eager: see `Declared`."""
 
-    def __init__(self, inputs: InputBuilder, traits: Sequence[Trait], max_drafts: int) -> None:
+    def __init__(
+        self,
+        inputs: InputBuilder,
+        traits: Sequence[Trait],
+        max_drafts: int,
+        eager: Collection[Any] = (),
+    ) -> None:
         self._inputs = inputs
+        self._eager = eager
         self._tokens_per_row = 1 + max_drafts
         self.traits = [trait for trait in traits if trait != "verify" or max_drafts]
         self.by_trait: dict[tuple[Trait, bool], list[Recorded]] = {}
@@ -130,6 +137,8 @@ class Recordings:
 
     def find(self, trait: Trait, num_tokens: int, num_rows: int = 0) -> Recorded | None:
         """Return the smallest recording for at least so many tokens and rows."""
+        if self._eager and self._inputs.has_adapters:
+            return None
         for recorded in self.by_trait.get((trait, self._inputs.has_adapters), ()):
             if num_tokens <= recorded.num_tokens and num_rows <= recorded.num_rows:
                 return recorded

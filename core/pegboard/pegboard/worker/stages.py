@@ -86,7 +86,7 @@ class Stages:
         self.entrance = entrance
         self.shared = shared
         self.taps: Sequence[Tensor] = ()
-        self.recordings = Recordings(inputs, traits, max_drafts)
+        self.recordings = Recordings(inputs, traits, max_drafts, build.declared.eager)
         self.embedded = self.hidden = torch.empty(0)
         self.form = torch.empty(0, 0)
         """[0, size], of the last step's hidden states. They may differ from the embeddings."""

@@ -88,9 +88,9 @@ class LoRAApi:
                 400, "'lora_name' needs to be provided to unload a LoRA adapter.", INVALID
             )
         adapter = await self._client.adapter(name) if self._is_adapter(name) else None
-        if adapter is None or body.lora_int_id not in (None, adapter.lora_int_id):
+        is_there = adapter is not None and body.lora_int_id in (None, adapter.lora_int_id)
+        if not is_there or not await self._client.control("unload_lora_adapter", name=name):
             return _refused(404, f"The lora adapter '{name}' cannot be found.", NOT_FOUND)
-        await self._client.control("unload_lora_adapter", name=name)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     def _is_adapter(self, name: str) -> bool:

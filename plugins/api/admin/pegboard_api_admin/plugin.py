@@ -49,7 +49,6 @@ LORA = ApiSpec(
     api="1.0",
     implementation="pegboard_api_admin.lora:LoRAApi",
     options="pegboard_api_admin.options:LoRAOptions",
-    flags=frozenset({"loads_adapters"}),
     switches=dict.fromkeys(
         ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--allow-runtime-lora-updating"
     ),

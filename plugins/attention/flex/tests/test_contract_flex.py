@@ -32,6 +32,7 @@ def no_grad() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 class TestFlexAttention(AttentionContract):
     spec = FLEX

@@ -31,6 +31,7 @@ def seeds(count: int, *often: int) -> pytest.MarkDecorator:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("interpreted_triton")
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # where sigmoid is 0
 class TestTritonAttention(AttentionContract):

@@ -21,6 +21,7 @@ def test_contract() -> None:
     check_entry(installed_entry("attention", "triton_mla"))
 
 
+@pytest.mark.sampled(3)
 class TestTritonLatentAttention(LatentContract):
     spec = MLA
     # The interpreter takes some 20 ms for each program of a kernel, so rows are short.

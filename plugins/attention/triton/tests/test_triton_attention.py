@@ -103,6 +103,7 @@ def test_a_prompt_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     step.check(window=9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("splits", [1, 2, 8])
 @pytest.mark.parametrize(
     "features", [{}, {"window": 21}, {"chunk": 32, "sinks": torch.linspace(-2, 4, 5)}], ids=str
@@ -137,6 +138,7 @@ def test_as_many_tokens_as_rows_need_not_be_decodes(
     ).check()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(
     ("tokens", "counts", "extra_rows"),

@@ -88,6 +88,7 @@ def test_a_mixed_step(dtype: torch.dtype) -> None:
     Step(*MIXED, dtype=dtype).check()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(("heads", "tokens"), [(2, 1), (2, 3), (20, 1)])
 def test_tiles(monkeypatch: pytest.MonkeyPatch, splits: int, heads: int, tokens: int) -> None:

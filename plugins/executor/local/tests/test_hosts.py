@@ -88,6 +88,7 @@ class OnTwoHosts(ProcessExecutor):
         self.second.end((SOON_S, 1.0, 1.0))
 
 
+@pytest.mark.sampled(4)
 class TestTwoHosts(ExecutorContract):
     ranks = 2
     sampling = range(2)

@@ -54,11 +54,13 @@ class TestOneRank(ExecutorContract):
         return ProcessExecutor(None, setup)
 
 
+@pytest.mark.sampled(4)
 class TestTwoRanks(TestOneRank):
     ranks = 2
     sampling = range(2)
 
 
+@pytest.mark.sampled(4)
 class TestTwoStages(TestOneRank):
     ranks = 3
     sampling = range(1, 3)

@@ -31,6 +31,7 @@ class TestOneRank(RayContract):
     pass
 
 
+@pytest.mark.sampled(4)
 class TestTwoRanks(RayContract):
     ranks = 2
     sampling = range(2)

@@ -18,6 +18,9 @@ from pegboard_model_dense.positions import Places, Positions
 from pegboard_models.decoder import scaled
 from pegboard_models.rope import scaled_rope
 
+HEAD = "lm_head"
+"""What transformers calls the head, whatever checkpoints call it."""
+
 
 class Layers:
     """Builds the layers of a decoder. ropes: its rotary embeddings."""
@@ -98,6 +101,8 @@ class Decoder(Layers, nn.Module):
             tied=tied,
             bias=model.head_bias,
         )
+        if names.head != HEAD:  # adapters may use transformers' name
+            build.declared.aliases.setdefault(HEAD, build.at(names.head).path)
         self.logits_scale = model.logits_scale
         self.logits_cap = model.logits_cap
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WeightPiece
-from pegboard.layers import Head, read, size_of
+from pegboard.layers import Build, Head, read, size_of
 from pegboard_model_dense.architecture import Architecture, Names
 from pegboard_model_dense.config import common, is_on, refuse, renamed, windows_by_type
 from pegboard_model_dense.decoder import Decoder
@@ -132,7 +132,11 @@ class Baichuan(Decoder):
 
 
 class NormalizedHead(Head):
-    """A head whose rows are divided by their lengths when they are loaded (Baichuan 2)."""
+    """A head whose rows are divided by their lengths when they are loaded (Baichuan 2). It takes no
+    adapters, because those would change the lengths."""
+
+    def __init__(self, build: Build, *sizes: int, **more: Any) -> None:
+        super().__init__(build.without_adapters(), *sizes, **more)
 
     def accept(self, piece: WeightPiece) -> None:
         if not isinstance(piece.data, Tensor):

@@ -27,13 +27,6 @@ class Rows:
     def is_plain(self) -> bool:
         return self.order is None and not self.transposed
 
-    def check(self, build: Build) -> None:
-        if build.lora is not None and not self.is_plain:
-            raise ModelError(
-                f"{build.path}: adapters are not supported for matrices that the checkpoint "
-                "stores in another order"
-            )
-
     def wanted(
         self, weights: list[WantedWeight], available: Mapping[str, Any]
     ) -> list[WantedWeight]:
@@ -78,7 +71,6 @@ class ArrangedLinear(Linear):
     ) -> None:
         super().__init__(build, in_features, out_features, **more)
         self.rows = rows
-        rows.check(build)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         return self.rows.wanted(super().declare(available), available)
@@ -124,7 +116,6 @@ class ArrangedQKV(QKVLinear, Limited):
         self.changed = f"{build.path}.{names[-1]}"
         self.rows = Rows(order, model.transposed)
         self.plain_rows = Rows(None, model.transposed)
-        self.rows.check(build)
 
     @staticmethod
     def order(count: int, num_kv_heads: int) -> Tensor | None:
@@ -141,6 +132,11 @@ class ArrangedQKV(QKVLinear, Limited):
         super().accept(
             rows.arranged(piece, self.whole_in_features, self.modules_by_name.get(module, 0))
         )
+
+    def bind(self) -> None:
+        super().bind()
+        if self.adapters is not None and self.rows.order is not None:
+            self.adapters.orders = {self.changed: self.rows.order}
 
 
 class GroupedQKV(ArrangedQKV):

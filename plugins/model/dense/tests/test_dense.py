@@ -38,6 +38,7 @@ from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.positions import alibi_slopes
 from pegboard_model_dense.prediction import DensePredictor, ErnieMTP, Glm4MoeMTP, MiMoMTP
 from pegboard_model_dense.relatives import NormalizedHead
+from pegboard_model_dense.rows import ArrangedQKV
 from torch import Tensor
 
 from pegboard.errors import ModelError
@@ -45,7 +46,7 @@ from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.layers import Head
 from pegboard.layers.build import LoRALimits
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.fake_build import fake_build, load_layers
+from pegboard_testing.fake_build import adapter_product, fake_build, load_layers
 
 NAMES = sorted(
     entry.name
@@ -187,6 +188,7 @@ MODELS: dict[type[Decoder], dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_contract(name: str) -> None:
     check_entry(installed_entry("model", name))
@@ -203,6 +205,7 @@ def wanted(
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[Decoder]) -> None:
     """A value of a wrong type is a ModelError, or makes no difference."""
@@ -290,10 +293,33 @@ def test_layers_that_depend_on_earlier_ones_are_not_divided(model: type[Decoder]
         model({**SIZES, **MODELS[model]}, build)
 
 
-def test_rows_that_are_merged_in_groups_take_no_adapters_and_transposed_ones_no_blocks() -> None:
-    config = {**SIZES, **MODELS[relatives.InternLM2]}
-    with pytest.raises(ModelError, match="adapters are not supported"):
-        relatives.InternLM2(config, fake_build(lora=LoRALimits(1, 8, "float32")))
+@pytest.mark.parametrize("model", [relatives.InternLM2, relatives.TeleChat, bloom.Jais])
+def test_adapters_have_the_order_of_the_checkpoint(model: type[Decoder]) -> None:
+    """The adapter alone, as the checkpoint would store its product, is what the layer adds."""
+    build = fake_build(lora=LoRALimits(1, 4, "float32"), lora_rows=lambda: None)
+    model({**SIZES, **MODELS[model]}, build)
+    layer = next(each for each in build.declared.layers if isinstance(each, ArrangedQKV))
+    rows = layer.modules_by_name
+    a = torch.randn(4, layer.in_features)
+    b = torch.randn(rows[layer.changed], 4)
+    tensors = {f"{name}.weight": torch.zeros(count, a.shape[1]) for name, count in rows.items()}
+    tensors[f"{layer.changed}.weight"] = 2 * b @ a
+    if layer.rows.transposed:
+        tensors = {name: each.T.contiguous() for name, each in tensors.items()}
+    biases = {f"{name}.bias": torch.zeros(count) for name, count in rows.items()}
+    load_layers([layer], tensors | biases)
+    layer.adapters.load(1, layer.adapters.fitted({layer.changed: (a, b)}, 2.0))
+    weight = layer.method.dequantize()
+    assert weight.any()
+    torch.testing.assert_close(adapter_product(layer.adapters, 1), weight)
+
+
+def test_a_normalized_head_takes_no_adapters() -> None:
+    build = fake_build(lora=LoRALimits(1, 4, "float32"), lora_rows=lambda: None)
+    assert NormalizedHead(build.at("lm_head"), 5, 4).build.lora is None
+
+
+def test_transposed_matrices_have_no_blocks() -> None:
     build = fake_build()
     bloom.Jais({**SIZES, **MODELS[bloom.Jais]}, build)
     layer = next(layer for layer in build.declared.layers if layer.build.path.endswith("0.attn"))
