@@ -66,6 +66,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.contract_weight_transfer",
         "pegboard_testing.contract_model",
         "pegboard_testing.contract_platform",
+        "pegboard_testing.contract_peers",
         "pegboard_testing.contract_pooler",
         "pegboard_testing.contract_quantization",
         "pegboard_testing.contract_sample_tokens",

@@ -1,9 +1,10 @@
-"""Engines with the KV connector `p2p` and real models: the tokens of one engine alone."""
+"""Engines that exchange blocks, and real models: the tokens of one engine alone."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ from pegboard import LLM, SamplingParams
 ASK = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def settings(port: int) -> dict[str, Any]:
+def settings(port: int, connector: str = "P2pNcclConnector") -> dict[str, Any]:
     return {
         "kv_transfer_config": {
-            "kv_connector": "P2pNcclConnector",
+            "kv_connector": connector,
             "kv_role": "kv_both",
             "kv_connector_extra_config": {"port": port, "timeout_s": 20},
         }
@@ -69,12 +70,29 @@ def test_prompts_come_from_another_engine(
     engine: Any,
 ) -> None:
     reference = write(model_type, **config)
+    check(open_llm, reference.directory, engine, "P2pNcclConnector")
+
+
+@pytest.mark.parametrize(
+    ("connector", "library"),
+    [("NixlConnector", "nixl"), ("MooncakeConnector", "mooncake.engine")],
+)
+def test_prompts_are_read_with_a_library(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], connector: str, library: str
+) -> None:
+    pytest.importorskip(library, exc_type=ImportError)
+    check(open_llm, write("gemma3_text", **WINDOWS).directory, {}, connector)
+
+
+def check(
+    open_llm: Callable[..., LLM], directory: Path, engine: dict[str, Any], connector: str
+) -> None:
     size = engine.get("block_size", 4)
-    with open_llm(reference.directory, **engine) as llm:
+    with open_llm(directory, **engine) as llm:
         expected = [each.outputs[0].token_ids for each in ask(llm, [None] * len(PROMPTS), 9)]
-    with open_llm(reference.directory, **engine, **settings(free_port())) as prefill:
+    with open_llm(directory, **engine, **settings(free_port(), connector)) as prefill:
         told = [each.kv_transfer_params for each in ask(prefill, [ASK] * len(PROMPTS), 1)]
-        with open_llm(reference.directory, **engine, **settings(free_port())) as decode:
+        with open_llm(directory, **engine, **settings(free_port(), connector)) as decode:
             answers = ask(decode, told, 9)
     assert [each.outputs[0].token_ids for each in answers] == expected
     stored = [(len(prompt) - 1) // size * size for prompt in PROMPTS]

@@ -10,5 +10,14 @@ PARAMETERS = frozenset({"do_remote_prefill", "do_remote_decode"})
 prefill send them: the prefill engine gets do_remote_decode and answers with do_remote_prefill,
 which the proxy hands on to the decode engine."""
 
+PEER_PARAMETERS = PARAMETERS | {
+    "remote_host",
+    "remote_port",
+    "remote_num_tokens",
+    "remote_first_hash",
+}
+"""Those that `peers` reads too. They say where the blocks of a prompt are, of how many tokens, and
+what the first one is called."""
+
 Role = Literal["kv_producer", "kv_consumer", "kv_both"]
 """vLLM's names for what a connector does: it saves, it loads, or both."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pegboard.interfaces.kv_connector import KVConnectorSpec
-from pegboard_kv.role import PARAMETERS
-
-REMOTE = frozenset({"remote_host", "remote_port", "remote_num_tokens", "remote_first_hash"})
-"""The names in `kv_transfer_params` that say where the blocks of a prompt are, of how many tokens,
-and what the first one is called."""
+from pegboard_kv.role import PEER_PARAMETERS
 
 P2P = KVConnectorSpec(
     api="1.0",
-    implementation="pegboard_kv_connector_p2p.scheduler:P2PScheduler",
+    implementation="pegboard_kv.peers.scheduler:PeerScheduler",
     worker="pegboard_kv_connector_p2p.worker:P2PWorker",
-    parameters=PARAMETERS | REMOTE,
-    options="pegboard_kv_connector_p2p.options:P2POptions",
+    parameters=PEER_PARAMETERS,
+    options="pegboard_kv.peers.options:PeerOptions",
 )

@@ -8,212 +8,50 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pegboard_kv_connector_p2p.book import AddressBook
-from pegboard_kv_connector_p2p.options import P2POptions
-from pegboard_kv_connector_p2p.scheduler import P2PScheduler
-from pegboard_kv_connector_p2p.store import BlockStore
 from pegboard_kv_connector_p2p.worker import P2PWorker
 
 from pegboard import env
 from pegboard.engine.actions import ResetPrefixCache
 from pegboard.errors import ConfigError
-from pegboard.interfaces.attention import Full, Retain, Window
-from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup
-from pegboard.interfaces.scheduling_policy import RequestView
-from pegboard_kv.scheduler import StoreScheduler
+from pegboard.interfaces.kv_connector import KVConnectorSetup
+from pegboard_kv.peers.book import AddressBook
+from pegboard_kv.peers.options import PeerOptions
+from pegboard_kv.peers.store import BlockStore
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_kv_connector import Halves, KVConnectorContract, TorchViews, greedy
+from pegboard_testing.contract_peers import (
+    ASK,
+    PeersContract,
+    Start,
+    loads_nothing,
+    peers,
+    until,
+)
 from pegboard_testing.fake_engine import FakeEngine
-
-PROMPT = range(21)
 
 
 def test_entry() -> None:
     check_entry(installed_entry("kv_connector", "p2p"))
 
 
-def free_ports(count: int) -> int:
-    """Return the first of `count` free ports."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = int(probe.getsockname()[1])
-        if first + count < 65536 and not any(answers(first + i) for i in range(1, count)):
-            return first
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 # --- the contract ---------------------------------------------------------------------------------
 
 
-class Lasting(P2PWorker):
-    """A worker half that serves blocks until the test has ended."""
-
-    def close(self) -> None:
-        """The test closes it."""
+def worker(setup: KVConnectorSetup, **options: Any) -> P2PWorker:
+    return P2PWorker(PeerOptions(**options), setup)
 
 
-class Known:
-    """The `BlockStore` of what the worker half of the engine before has."""
-
-    def __init__(self, store: BlockStore | None) -> None:
-        self._store = store
-
-    def find(self, group: int, block_hash: bytes) -> int | None:
-        return 0 if self._store is not None and (group, block_hash) in self._store else None
-
-    def use(self, group: int, block_hash: bytes) -> int:
-        return 0
-
-    def reserve(self, group: int, block_hash: bytes) -> int | None:
-        return 0
-
-    def sent(self) -> None:
-        pass
-
-
-class FromBefore(P2PScheduler):
-    """As if every request named the engine before, and how many tokens it has."""
-
-    def __init__(
-        self, options: P2POptions, setup: KVConnectorSetup, before: tuple[int, BlockStore] | None
-    ) -> None:
-        super().__init__(options, setup)
-        self._store = Known(before and before[1])
-        self._before = before
-
-    def saves(self, request: RequestView) -> bool:
-        return True
-
-    def end_of(self, request: RequestView, start: int) -> int:
-        return StoreScheduler.end_of(self, request, start)
-
-    def allocated(self, request: RequestView, blocks: BlockView, num_external_tokens: int) -> None:
-        StoreScheduler.allocated(self, request, blocks, num_external_tokens)
-        if num_external_tokens:
-            assert self._before is not None
-            self._sources[request.key] = ("127.0.0.1", self._before[0])
-
-
-class TestP2P(KVConnectorContract):
-    """An engine loads from the one before it, over TCP."""
-
-    @pytest.fixture(autouse=True)
-    def workers(self) -> Iterator[None]:
-        self.made: list[Lasting] = []
-        self.last: tuple[int, BlockStore] | None = None
-        self.port = 0
-        yield
-        for worker in self.made:
-            P2PWorker.close(worker)
-
-    def halves(self, setup: KVConnectorSetup) -> Halves:
-        if setup.rank == 0:
-            self.port = free_ports(2)
-        options = P2POptions(port=self.port + setup.rank, timeout_s=20)
-        worker = Lasting(options, setup)
-        self.made.append(worker)
-        scheduler = FromBefore(options, setup, self.last)
-        if setup.rank == 0:
-            self.last = (self.port, worker.store)
-        return scheduler, worker
-
-
-# --- engines --------------------------------------------------------------------------------------
-
-Start = Callable[..., "Peer"]
-
-
-class Peer:
-    """An engine with the connector."""
-
-    def __init__(
-        self, retains: Sequence[Retain] = (Full(),), identity: str = "a", **options: Any
-    ) -> None:
-        self.port = free_ports(1)
-        given = {"port": self.port, "timeout_s": 5.0, **options}
-
-        def halves(setup: KVConnectorSetup) -> Halves:
-            read = P2POptions(**given)
-            self.worker = P2PWorker(read, setup)
-            return P2PScheduler(read, setup), TorchViews(self.worker)
-
-        self.engine = FakeEngine(retains, kv=halves, identity=identity)
-
-    def run(self, told: dict[str, Any], prompt: Sequence[int] = PROMPT) -> tuple[Any, Any, int]:
-        """Return the tokens, the KV transfer parameters and the number of tokens that were not
-        computed."""
-        result = self.engine.generate(prompt, greedy(6), kv_transfer_params=told)
-        self.engine.check_idle()
-        last = result.deltas[-1]
-        return result.token_ids, last.kv_transfer_params, result.deltas[0].num_cached_tokens
+class TestP2P(PeersContract):
+    def worker(self, setup: KVConnectorSetup, **options: Any) -> P2PWorker:
+        return worker(setup, **options)
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    started: list[Peer] = []
-
-    def make(*arguments: Any, **options: Any) -> Peer:
-        started.append(Peer(*arguments, **options))
-        return started[-1]
-
-    yield make
-    for peer in started:
-        peer.worker.close()
-    names = {thread.name.rpartition("_")[0] or thread.name for thread in threading.enumerate()}
-    assert not {"kv-serve", "kv-transfer"} & names
-
-
-ASK = {"do_remote_decode": True, "do_remote_prefill": False}
-
-
-@pytest.mark.parametrize("retains", [[Full()], [Full(), Window(6)]], ids=str)
-def test_pull(start: Start, retains: list[Retain]) -> None:
-    """The answer of the first engine is what the second one needs. Two first and two second engines
-    go together in any way."""
-    firsts = [start(retains), start(retains)]
-    seconds = [start(retains), start(retains)]
-    for number, first in enumerate(firsts):
-        prompt = [number, *PROMPT]
-        tokens, told, cached = first.run(ASK, prompt)
-        assert told == {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_host": "127.0.0.1",
-            "remote_port": first.port,
-            "remote_num_tokens": 24,
-            "remote_first_hash": told["remote_first_hash"],
-        }
-        assert cached == 0
-        for second in seconds:
-            assert second.run(told, prompt) == (tokens, None, 20)
-
-
-def test_push(start: Start) -> None:
-    """The first engine sends its blocks to the second one, which waits for them."""
-    first, second = start(), start()
-    where = {"remote_host": "127.0.0.1", "remote_port": second.port}
-    told = {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "remote_num_tokens": 24,
-        "remote_first_hash": start().run(ASK)[1]["remote_first_hash"],
-    }
-    answered = []
-    waiting = threading.Thread(target=lambda: answered.append(second.run(told)))
-    waiting.start()
-    tokens, given, _ = first.run({**ASK, **where})
-    waiting.join(20)
-    assert given == told
-    assert answered == [(tokens, None, 20)]
+    yield from peers(worker)
 
 
 def test_other_requests_do_not_save(start: Start) -> None:
@@ -222,40 +60,7 @@ def test_other_requests_do_not_save(start: Start) -> None:
     assert first.worker.store._blocks == {}
 
 
-@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
-def test_roles(start: Start, role: str) -> None:
-    first, second = start(), start(role=role)
-    _, told, _ = first.run(ASK)
-    _, given, cached = second.run({**told, "do_remote_decode": True})
-    assert cached == (20 if role == "kv_consumer" else 0)
-    assert (given is None) == (role == "kv_consumer")
-
-
 # --- what goes wrong ------------------------------------------------------------------------------
-
-
-def loads_nothing(second: Peer, told: dict[str, Any], seconds: float = 4.0) -> None:
-    """The prompt is computed, and the tokens are right."""
-    expected = FakeEngine(identity=second.engine.plan.identity).generate(PROMPT, greedy(6))
-    begun = time.monotonic()
-    tokens, _, _ = second.run(told)
-    assert time.monotonic() - begun < seconds
-    assert tokens == expected.token_ids
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_an_engine_that_is_gone(start: Start) -> None:
-    first, second = start(), start()
-    _, told, _ = first.run(ASK)
-    first.worker.close()
-    loads_nothing(second, told)
-    loads_nothing(second, told)
 
 
 def test_another_engine_says_how_it_differs(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -278,13 +83,6 @@ def test_blocks_with_other_names(start: Start, caplog: pytest.LogCaptureFixture)
         assert second.engine.ask(ResetPrefixCache())
     until(lambda: "have other names at" in caplog.text)
     assert caplog.text.count("have other names at") == 1
-
-
-def test_blocks_that_are_gone(start: Start) -> None:
-    first, second = start(), start(timeout_s=0.6)
-    _, told, _ = first.run(ASK)
-    first.worker.store.clear()
-    loads_nothing(second, told)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +181,7 @@ def test_a_damaged_block(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
         connection.sendall(zlib.crc32(content).to_bytes(4, "big"))
         connection.sendall(bytes([content[0] ^ 1]) + content[1:])
 
-    monkeypatch.setattr("pegboard_kv_connector_p2p.server.send_block", damaged)
+    monkeypatch.setattr("pegboard_kv.peers.transport.send_block", damaged)
     loads_nothing(second, told)
 
 
@@ -394,13 +192,13 @@ def test_keys(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    peers = []
+    engines = []
     for key in keys:
         monkeypatch.delenv(env.CLUSTER_KEY, raising=False)
         if key is not None:
             monkeypatch.setenv(env.CLUSTER_KEY, key)
-        peers.append(start())
-    first, second = peers
+        engines.append(start())
+    first, second = engines
     tokens, told, _ = first.run(ASK)
     if keys[0] == keys[1]:
         assert second.run(told) == (tokens, None, 20)
@@ -413,7 +211,7 @@ def test_a_host_that_others_reach_needs_a_key(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv(env.CLUSTER_KEY, raising=False)
     setup = KVConnectorSetup(FakeEngine().plan)
     with pytest.raises(ConfigError, match=f"set {env.CLUSTER_KEY} to the same random text"):
-        P2PWorker(P2POptions(host="0.0.0.0"), setup)
+        P2PWorker(PeerOptions(host="0.0.0.0"), setup)
 
 
 def test_a_port_that_is_taken(start: Start) -> None:

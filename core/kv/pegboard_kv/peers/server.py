@@ -7,21 +7,21 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from pegboard.errors import ConfigError
 from pegboard.log import get_logger
-from pegboard_kv_connector_p2p.book import AddressBook
-from pegboard_kv_connector_p2p.store import BlockStore
-from pegboard_kv_connector_p2p.wire import (
+from pegboard_kv.peers.book import AddressBook
+from pegboard_kv.peers.store import BlockStore
+from pegboard_kv.peers.transport import Transport
+from pegboard_kv.peers.wire import (
     Engine,
+    Line,
     PeerError,
     Request,
-    receive_block,
     receive_message,
-    send_block,
     send_message,
 )
 
@@ -33,6 +33,8 @@ MAX_CONNECTIONS = 256
 HELLO_S = 10.0
 """Seconds that a new connection has for its hello."""
 MAX_WAIT_MS = 600_000
+MAX_BLOCKS = 1024
+"""Blocks in a request."""
 
 
 class BlockServer:
@@ -44,6 +46,7 @@ class BlockServer:
         self,
         address: tuple[str, int],
         engine: Engine,
+        transport: Transport,
         store: BlockStore,
         book: AddressBook,
         sizes: Sequence[int],
@@ -51,6 +54,7 @@ class BlockServer:
         takes: bool,
     ) -> None:
         self._engine = engine
+        self._transport = transport
         self._store = store
         self._book = book
         self._sizes = sizes
@@ -63,7 +67,7 @@ class BlockServer:
             self._listener = socket.create_server(address, family=family, backlog=BACKLOG)
         except OSError as error:
             raise ConfigError(
-                f"p2p cannot serve KV blocks on {address[0]}:{address[1]}: "
+                f"cannot serve KV blocks on {address[0]}:{address[1]}: "
                 f"{error.strerror or error}; give each engine its own host and port"
             ) from error
         self._thread = threading.Thread(target=self._accept, name="kv-serve", daemon=True)
@@ -94,10 +98,10 @@ class BlockServer:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(HELLO_S)
-            self._engine.meet(connection, calls=False)
-            connection.settimeout(None)
+            line = self._engine.meet(connection, calls=False)
             while True:
-                self._answer(connection, receive_message(connection, Request))
+                connection.settimeout(None)
+                self._answer(line, receive_message(connection, Request))
         except (PeerError, msgspec.DecodeError) as error:
             log.warning("no KV blocks for the engine at %s: %s", host, error)
         except OSError as error:
@@ -105,33 +109,39 @@ class BlockServer:
         finally:
             self._drop(connection)
 
-    def _answer(self, connection: socket.socket, request: Request) -> None:
+    def _answer(self, line: Line, request: Request) -> None:
         if not 0 <= request.group < len(self._sizes):
             raise PeerError(f"it asked for KV group {request.group} of {len(self._sizes)}")
+        if len(request.hashes) > MAX_BLOCKS:
+            raise PeerError(f"it named {len(request.hashes)} blocks, expected at most {MAX_BLOCKS}")
         if request.kind == "get":
-            self._give(connection, request)
+            self._transport.send(line.socket, self._contents(request))
         elif request.kind == "put" and self._takes:
-            self._take(connection, request)
+            self._take(line, request)
         else:
             raise PeerError(f"it asked for {request.kind[:40]!r}, which this engine does not do")
 
-    def _give(self, connection: socket.socket, request: Request) -> None:
+    def _contents(self, request: Request) -> Iterator[memoryview | None]:
         until = time.monotonic() + min(request.wait_ms, MAX_WAIT_MS) / 1000
         for block_hash in request.hashes:
             content = self._store.wait_for((request.group, block_hash), until)
             if content is None:
                 until = 0.0  # the asking engine computes from here on; the rest may still be there
-                connection.sendall(b"\0")
-            else:
-                connection.sendall(b"\1")
-                send_block(connection, content)
+            yield content
 
-    def _take(self, connection: socket.socket, request: Request) -> None:
-        for block_hash in request.hashes:
-            content = memoryview(bytearray(self._sizes[request.group]))
-            receive_block(connection, content)
-            self._store.put((request.group, block_hash), content)
-        send_message(connection, None)
+    def _take(self, line: Line, request: Request) -> None:
+        until = time.monotonic() + MAX_WAIT_MS / 1000
+        buffers = []
+        for _ in request.hashes:
+            buffer = self._store.room(self._sizes[request.group])
+            if buffer is None:
+                raise PeerError("all memory for blocks is in use; raise size_gb")
+            buffers.append(buffer)
+        present = self._transport.receive(line, buffers, until)
+        for block_hash, buffer, is_there in zip(request.hashes, buffers, present, strict=True):
+            if is_there:
+                self._store.put((request.group, block_hash), buffer)
+        send_message(line.socket, None)
 
     def _drop(self, connection: socket.socket) -> None:
         with self._lock:

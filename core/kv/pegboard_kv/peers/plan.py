@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pegboard_kv_connector_p2p.peers import Address
+from pegboard_kv.peers.connections import Address
 
 
 class Plan(msgspec.Struct, array_like=True):

@@ -10,12 +10,12 @@ from pegboard.data.batch import Batch
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup
 from pegboard.interfaces.scheduling_policy import RequestView
 from pegboard.log import get_logger
+from pegboard_kv.peers.book import AddressBook
+from pegboard_kv.peers.connections import Address
+from pegboard_kv.peers.options import PeerOptions
+from pegboard_kv.peers.plan import Plan, encode
 from pegboard_kv.plan import Place
 from pegboard_kv.scheduler import StoreScheduler
-from pegboard_kv_connector_p2p.book import AddressBook
-from pegboard_kv_connector_p2p.options import P2POptions
-from pegboard_kv_connector_p2p.peers import Address
-from pegboard_kv_connector_p2p.plan import Plan, encode
 
 log = get_logger(__name__)
 
@@ -40,12 +40,12 @@ class _Anything:
         """Nothing is kept for a plan."""
 
 
-class P2PScheduler(StoreScheduler):
+class PeerScheduler(StoreScheduler):
     """A request with do_remote_decode saves its blocks, and with remote_host also sends them there.
     One with do_remote_prefill loads remote_num_tokens tokens from remote_host, or waits for them if
     it names no host."""
 
-    def __init__(self, options: P2POptions, setup: KVConnectorSetup) -> None:
+    def __init__(self, options: PeerOptions, setup: KVConnectorSetup) -> None:
         super().__init__(setup, _Anything(), load="between_steps", role=options.role)
         self._book = AddressBook(options.peers)
         self._address = (options.host, options.port + setup.number)

@@ -2,8 +2,11 @@
 
     each side: a hello | the caller: its proof | then requests of the caller
     get: group, hashes, milliseconds to wait → for each hash, 1 byte: 1 = here, 0 = not; if it is
-         here, a CRC-32 and the content
-    put: group, hashes, then for each hash a CRC-32 and the content → an empty message
+         here, what the transport sends for a block
+    put: group, hashes, then the same for each hash → an empty message
+
+For a block, the transport `Stream` sends a CRC-32 and the content, and a `Reading` one a ticket;
+when the blocks are read, the reader sends an empty message.
 
 Messages are msgpack with their length in 4 bytes (big endian) before them. Contents have the size
 of the group's blocks, which both sides know, because they have compared what their engines are: the
@@ -19,13 +22,13 @@ import socket
 import sys
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pegboard_kv.facts import decode_facts, describe_difference, encode_facts
 
-PROTOCOL = "pegboard-kv-p2p-1"
+PROTOCOL = "pegboard-kv-peers-1"
 MAX_MESSAGE = 1 << 20
 """Bytes of a message. A longer one ends the connection."""
 
@@ -36,7 +39,8 @@ class PeerError(Exception):
 
 class Hello(msgspec.Struct):
     """What an engine is. facts: JSON, see `pegboard_kv.facts`. nonce: what the other side must sign
-    with the key that both have. has_key: whether there is one."""
+    with the key that both have. has_key: whether there is one. transport, endpoint: see
+    `Transport`."""
 
     protocol: str
     identity: str
@@ -45,6 +49,8 @@ class Hello(msgspec.Struct):
     facts: bytes
     nonce: bytes
     has_key: bool
+    transport: str
+    endpoint: bytes
 
 
 class Request(msgspec.Struct):
@@ -56,16 +62,35 @@ class Request(msgspec.Struct):
     wait_ms: int = 0
 
 
-class Engine:
-    """What this rank of the engine says of itself. key: the secret of all engines, or None."""
+class Line(NamedTuple):
+    """A connection to another engine, and the endpoint of that engine's transport."""
 
-    def __init__(self, identity: str, rank: int, facts: Mapping[str, str], key: str | None) -> None:
+    socket: socket.socket
+    endpoint: bytes
+
+
+class Engine:
+    """What this rank of the engine says of itself. key: the secret of all engines, or None.
+    transport, endpoint: see `Transport`."""
+
+    def __init__(
+        self,
+        identity: str,
+        rank: int,
+        facts: Mapping[str, str],
+        key: str | None,
+        *,
+        transport: str,
+        endpoint: bytes,
+    ) -> None:
+        self.transport = transport
+        self.endpoint = endpoint
         self.identity = identity
         self.rank = rank
         self.facts = facts
         self.key = None if key is None else key.encode()
 
-    def meet(self, connection: socket.socket, *, calls: bool) -> None:
+    def meet(self, connection: socket.socket, *, calls: bool) -> Line:
         """Exchange hellos and proofs. calls: this side has opened the connection. Raises PeerError
         that shows both sides if the other engine's blocks are not those of this one, OSError."""
         hello = Hello(
@@ -76,6 +101,8 @@ class Engine:
             encode_facts(self.facts),
             secrets.token_bytes(16),
             self.key is not None,
+            self.transport,
+            self.endpoint,
         )
         send_message(connection, hello)
         try:
@@ -83,8 +110,11 @@ class Engine:
         except msgspec.DecodeError as error:
             raise PeerError(f"it is not an engine with this connector: {error}") from error
         self._compare(other)
-        if self.key is None:
-            return
+        if self.key is not None:
+            self._prove(connection, hello, other, calls)
+        return Line(connection, other.endpoint)
+
+    def _prove(self, connection: socket.socket, hello: Hello, other: Hello, calls: bool) -> None:
         role = b"caller" if calls else b"called"
         send_message(connection, self._proof(role, other.nonce, hello.nonce))
         expected = self._proof(b"called" if calls else b"caller", hello.nonce, other.nonce)
@@ -98,6 +128,11 @@ class Engine:
     def _compare(self, other: Hello) -> None:
         if other.protocol != PROTOCOL:
             raise PeerError(f"it speaks {other.protocol[:40]!r}, this engine {PROTOCOL!r}")
+        if other.transport != self.transport:
+            raise PeerError(
+                f"it moves blocks by {other.transport[:40]!r}, this engine by {self.transport!r}; "
+                "give both the same KV connector"
+            )
         if other.has_key != (self.key is not None):
             who = "only the other engine has" if other.has_key else "only this engine has"
             raise PeerError(f"{who} a PEGBOARD_CLUSTER_KEY; give all engines the same")

@@ -6,15 +6,19 @@ import threading
 import time
 from collections import OrderedDict
 
+from pegboard_kv.peers.memory import AnyMemory, Memory
+
 Name = tuple[int, bytes]
 """A block: its KV group and its hash."""
 
 
 class BlockStore:
-    """The newest blocks that fit into `max_bytes`. All methods may be called by any thread."""
+    """The newest blocks that fit into `max_bytes` of `memory`. All methods may be called by any
+    thread. Who has got a block may read it as long as it likes."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, memory: Memory | None = None) -> None:
         self._max_bytes = max_bytes
+        self._memory = memory or AnyMemory()
         self._blocks: OrderedDict[Name, memoryview] = OrderedDict()
         self._num_bytes = 0
         self._changed = threading.Condition()
@@ -28,16 +32,39 @@ class BlockStore:
             self._blocks.move_to_end(name)
             return True
 
+    def room(self, num_bytes: int) -> memoryview | None:
+        """Return a part of the memory. The oldest blocks make room. None: all of it is in use."""
+        with self._changed:
+            part = self._memory.take(num_bytes)
+            while part is None and self._blocks:
+                self._drop_oldest()
+                part = self._memory.take(num_bytes)
+            return part
+
+    def save(self, name: Name, content: memoryview) -> None:
+        """Keep a block that is in any memory, if there is room. Its content may not change any
+        more."""
+        if self._memory.is_any:
+            self.put(name, content)
+            return
+        part = self.room(len(content))
+        if part is not None:
+            part[:] = content
+            self.put(name, part)
+
     def put(self, name: Name, content: memoryview) -> None:
-        """Keep a block. Its content may not change any more."""
+        """Keep a block that is in the memory. Its content may not change any more."""
         with self._changed:
             before = self._blocks.pop(name, None)
             self._num_bytes += len(content) - (0 if before is None else len(before))
             self._blocks[name] = content
             while self._num_bytes > self._max_bytes and self._blocks:
-                _, oldest = self._blocks.popitem(last=False)
-                self._num_bytes -= len(oldest)
+                self._drop_oldest()
             self._changed.notify_all()
+
+    def _drop_oldest(self) -> None:
+        _, oldest = self._blocks.popitem(last=False)
+        self._num_bytes -= len(oldest)
 
     def wait_for(self, name: Name, until: float) -> memoryview | None:
         """Return a block as soon as it is there, or None if it is not there at the time `until`

@@ -1,4 +1,4 @@
-"""Options of the KV connector `p2p`."""
+"""Options of connectors whose engines exchange blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pegboard_kv.role import Role
 
 
-class P2POptions(BaseModel):
+class PeerOptions(BaseModel):
     """Where this engine serves its blocks, and whom it exchanges them with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,3 +44,8 @@ class P2POptions(BaseModel):
         gt=0,
         description="seconds after which blocks that have not come are computed instead",
     )
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the memory for blocks."""
+        return int(self.size_gb * 2**30)

@@ -12,15 +12,14 @@ from contextlib import contextmanager
 
 import msgspec
 
-from pegboard_kv_connector_p2p.store import Name
-from pegboard_kv_connector_p2p.wire import (
+from pegboard_kv.peers.store import Name
+from pegboard_kv.peers.transport import Transport
+from pegboard_kv.peers.wire import (
     Engine,
+    Line,
     PeerError,
     Request,
-    receive,
-    receive_block,
     receive_message,
-    send_block,
     send_message,
 )
 
@@ -34,11 +33,12 @@ MAX_IDLE = 4
 class Peers:
     """All other engines. Any thread may call it. timeout_s: of a transfer."""
 
-    def __init__(self, engine: Engine, timeout_s: float) -> None:
+    def __init__(self, engine: Engine, transport: Transport, timeout_s: float) -> None:
         self._engine = engine
+        self._transport = transport
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._idle: dict[Address, list[socket.socket]] = {}
+        self._idle: dict[Address, list[Line]] = {}
         self._in_use: set[socket.socket] = set()
         self._is_closed = False
 
@@ -48,68 +48,61 @@ class Peers:
         """Fill each buffer with a block. Return for each whether the other engine has it. Raises
         PeerError, OSError."""
         until = time.monotonic() + self._timeout_s
-        with self._connected(address) as connection:
+        with self._connected(address) as line:
             wait_ms = int(self._timeout_s / 2 * 1000)
-            send_message(connection, Request("get", group, list(hashes), wait_ms))
-            present = []
-            for buffer in buffers:
-                connection.settimeout(max(until - time.monotonic(), 0.001))
-                is_there = receive(connection, 1) == b"\1"
-                if is_there:
-                    receive_block(connection, buffer)
-                present.append(is_there)
-            return present
+            send_message(line.socket, Request("get", group, list(hashes), wait_ms))
+            return self._transport.receive(line, buffers, until)
 
     def put(self, address: Address, blocks: Sequence[tuple[Name, memoryview]]) -> None:
         """Send blocks of one KV group. Raises PeerError, OSError."""
         (group,) = {name[0] for name, _ in blocks}
-        with self._connected(address) as connection:
-            connection.settimeout(self._timeout_s)
-            send_message(connection, Request("put", group, [name[1] for name, _ in blocks]))
-            for _, content in blocks:
-                send_block(connection, content)
-            receive_message(connection, None)
+        with self._connected(address) as line:
+            line.socket.settimeout(self._timeout_s)
+            send_message(line.socket, Request("put", group, [name[1] for name, _ in blocks]))
+            self._transport.send(line.socket, (content for _, content in blocks))
+            receive_message(line.socket, None)
 
     @contextmanager
-    def _connected(self, address: Address) -> Iterator[socket.socket]:
+    def _connected(self, address: Address) -> Iterator[Line]:
         """Lend a connection. After an error it is closed."""
-        connection = self._take(address) or self._open(address)
+        line = self._take(address) or self._open(address)
         try:
-            yield connection
+            yield line
         except msgspec.DecodeError as error:
-            self._end(connection)
+            self._end(line.socket)
             raise PeerError(f"it answered with something else: {error}") from error
         except BaseException:
-            self._end(connection)
+            self._end(line.socket)
             raise
         with self._lock:
-            self._in_use.discard(connection)
+            self._in_use.discard(line.socket)
             idle = self._idle.setdefault(address, [])
             is_kept = not self._is_closed and len(idle) < MAX_IDLE
             if is_kept:
-                idle.append(connection)
+                idle.append(line)
         if not is_kept:
-            connection.close()
+            line.socket.close()
 
-    def _take(self, address: Address) -> socket.socket | None:
+    def _take(self, address: Address) -> Line | None:
         """Return an idle connection that the other engine has not closed."""
         while True:
             with self._lock:
                 idle = self._idle.get(address)
                 if not idle:
                     return None
-                connection = idle.pop()
-                self._in_use.add(connection)
-            connection.settimeout(0)
+                line = idle.pop()
+                self._in_use.add(line.socket)
+            line.socket.settimeout(0)
             try:
-                connection.recv(1)
+                line.socket.recv(1)
             except BlockingIOError:
-                return connection
+                line.socket.settimeout(self._timeout_s)
+                return line
             except OSError:
                 pass
-            self._end(connection)
+            self._end(line.socket)
 
-    def _open(self, address: Address) -> socket.socket:
+    def _open(self, address: Address) -> Line:
         connection = socket.create_connection(address, CONNECT_S)
         with self._lock:
             self._in_use.add(connection)
@@ -118,14 +111,13 @@ class Peers:
             if is_closed:
                 raise ConnectionError("this engine stops")
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._engine.meet(connection, calls=True)
+            return self._engine.meet(connection, calls=True)
         except msgspec.DecodeError as error:
             self._end(connection)
             raise PeerError(f"it is not an engine with this connector: {error}") from error
         except BaseException:
             self._end(connection)
             raise
-        return connection
 
     def _end(self, connection: socket.socket) -> None:
         with self._lock:
@@ -136,7 +128,7 @@ class Peers:
         """End all connections, also those in use."""
         with self._lock:
             self._is_closed = True
-            every = [*self._in_use, *(each for idle in self._idle.values() for each in idle)]
+            every = [*self._in_use, *(each.socket for idle in self._idle.values() for each in idle)]
             self._idle.clear()
         for connection in every:
             with contextlib.suppress(OSError):

@@ -1,0 +1,1 @@
+"""The KV connector `mooncake`: engines read each other's KV blocks with Mooncake."""
