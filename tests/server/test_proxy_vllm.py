@@ -4,6 +4,7 @@ vllm_process.py."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 from request_generator import MODEL
 from server_process import HTTP, free_port, wait_until
-from vllm_process import needs_vllm, vllm_server
+from vllm_process import PYTHON, needs_vllm, vllm_server
 
 FLAGS = (
     *("--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "8"),
@@ -56,6 +58,17 @@ def is_healthy(url: str) -> bool:
         return HTTP.get(f"{url}/health").status_code == 200
     except httpx.TransportError:
         return False
+
+
+def has_nixl() -> bool:
+    asked = "from importlib.util import find_spec as f; raise SystemExit(f('nixl') is None)"
+    return PYTHON is not None and not subprocess.run([PYTHON, "-c", asked]).returncode
+
+
+def metric(url: str, name: str) -> float:
+    """Return the sum of a metric's samples."""
+    lines = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", HTTP.get(f"{url}/metrics").text, re.M)
+    return sum(map(float, lines))
 
 
 def completion(url: str, prompt: str, **more: Any) -> Any:
@@ -100,3 +113,28 @@ def test_requests_follow_their_prefix_and_survive_a_server(tmp_path: Path) -> No
         second.close()
         for prompt, answer in zip(prompts, answers, strict=True):
             assert streamed(url, prompt) == answer
+
+
+@needs_vllm
+@pytest.mark.skipif(not has_nixl(), reason="the environment of vLLM has no nixl")
+def test_separate_prefill_and_decode(tmp_path: Path) -> None:
+    """With vLLM's NixlConnector. The server that decodes computes no prompts."""
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+    flags = (*FLAGS, "--kv-transfer-config", json.dumps(transfer))
+    with ExitStack() as stack:
+        prefill, decode = (
+            stack.enter_context(
+                vllm_server(
+                    tmp_path / f"{name}.log", *flags, VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port())
+                )
+            )
+            for name in ("prefill", "decode")
+        )
+        words = ["--prefill", prefill, "--decode", decode]
+        url = stack.enter_context(proxy(tmp_path / "proxy.log", *words))
+        prompts = [f"Story {number}. " + "Once upon a time " * 120 for number in range(4)]
+        shown = [streamed(url, prompt) for prompt in prompts]
+        assert metric(decode, "vllm:external_prefix_cache_hits_total") > 4 * 256
+        assert metric(prefill, "vllm:generation_tokens_total") == 4
+        for prompt, answer in zip(prompts, shown, strict=True):
+            assert completion(prefill, prompt)["choices"][0]["text"] == answer

@@ -31,8 +31,9 @@ needs_vllm = pytest.mark.skipif(
 
 
 @contextmanager
-def vllm_server(log: Path, *flags: str) -> Iterator[str]:
-    """Yields the server's address once it answers. The model is called `MODEL`."""
+def vllm_server(log: Path, *flags: str, **variables: str) -> Iterator[str]:
+    """Yields the server's address once it answers. The model is called `MODEL`. variables: of its
+    environment."""
     port = free_port()
     stub = log.with_suffix(".stub")
     stub.mkdir()
@@ -50,7 +51,11 @@ def vllm_server(log: Path, *flags: str) -> Iterator[str]:
     with log.open("wb") as out:
         command = [str(PYTHON), "-m", "vllm.entrypoints.cli.main", *words]
         process = subprocess.Popen(
-            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment(stub)
+            command,
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            env={**environment(stub), **variables},
         )
         try:
             deadline = time.monotonic() + START_S
