@@ -228,10 +228,8 @@ class TestSharedStorage(KVConnectorContract):
         engine = self.engine()
         (_, worker) = halves[-1]
         assert isinstance(worker, SharedStorageWorker)
-        num_bytes = worker._rows[0].num_bytes
-        monkeypatch.setattr(
-            "pegboard_kv_connector_shared_storage.worker.MAX_WAITING_BYTES", int(room * num_bytes)
-        )
+        num_bytes = worker.rows[0].num_bytes
+        monkeypatch.setattr("pegboard_kv.store_worker.MAX_WAITING_BYTES", int(room * num_bytes))
         engine.generate(range(21), greedy(6))
         assert (
             len(worker._waiting) * num_bytes

@@ -1,0 +1,1 @@
+"""The KV connector `lmcache`: KV blocks are kept by LMCache."""
