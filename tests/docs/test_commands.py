@@ -52,10 +52,9 @@ def unique(commands: list[Command]) -> list[Command]:
 
 def marked(commands: list[Command]) -> list[object]:
     """Parameters for the commands. Those that take long for what they prove are marked slow."""
-    first = (ROOT / "README.md", ROOT / "docs/serving.md")
-    shown = {each.words for each in commands if each.block.page in first}
+    shown = {each.words for each in commands if each.block.page == ROOT / "README.md"}
     long = (("plugins", "cost"), ("plugins", "lock"), ("bench", "startup"), ("perplexity",))
-    long += (("check",), ("collect-env",))
+    long += (("check",), ("collect-env",), ("bench",))
     slow = [
         c
         for c in commands

@@ -104,6 +104,7 @@ def test_wrong_usage(words: list[str], told: str) -> None:
     assert ended.returncode == 2 and ended.stdout == "" and told in check_one_line(ended.stderr)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "env", "told"),
     [

@@ -86,6 +86,7 @@ def test_a_stall_on_another_host_is_seen(start: Start) -> None:
     check_end(two, host, 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("victim", "number"),
     [

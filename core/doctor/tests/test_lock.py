@@ -219,6 +219,7 @@ def test_code_beside_the_locked_files_is_noticed(fakes: FakeDistributions, tmp_p
     assert run("diff", file) == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("to", ["other.py", "sub/spec.py", "spec.pyx"])
 def test_a_file_with_another_name_is_another_file(
     fakes: FakeDistributions, tmp_path: Path, to: str
@@ -236,6 +237,7 @@ def test_a_file_with_another_name_is_another_file(
     assert run("diff", file) == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
 def test_bytecode_of_another_source_is_refused(
     fakes: FakeDistributions, tmp_path: Path, mode: py_compile.PycInvalidationMode

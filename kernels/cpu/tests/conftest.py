@@ -1,7 +1,8 @@
-"""Every test in this folder runs on every level that this CPU supports, compiled as on a CPU that
-supports no higher level. It also runs on the levels above AVX2 that this CPU lacks, and on those of
-Arm, with their instructions emulated (see emulated/). Only the best level is compiled with full
-optimization, as it is for users: the others are compiled with -O1, in a quarter of the time."""
+"""Every test in this folder runs on the levels that this CPU supports, compiled as on a CPU that
+supports no higher level (`make test` leaves some out: see SLOW). It also runs on the levels above
+AVX2 that this CPU lacks, and on those of Arm, with their instructions emulated (see emulated/). Only
+the best level is compiled with full optimization, as it is for users: the others are compiled with
+-O1, in a quarter of the time."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from pegboard.env import cpu_flags
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from emulated_levels import EMULATION, HIGHEST, have_passed
+from emulated_levels import EMULATION, HIGHEST, LOWER, have_passed
 
 LEVELS = build.levels_of(cpu_flags())
 X86_EMULATED = {
@@ -45,6 +46,7 @@ DAILY = () if have_passed() else HIGHEST
 SLOW = (
     *(f"emulated_{level}" for level in EMULATED if level not in DAILY),
     *({"avx512", "avx512_vnni"} - {LEVELS[0]}),
+    *({*LOWER} - {LEVELS[0]} if have_passed() else ()),
 )
 """`make nightly` runs them. Higher levels share their code, but for products of bytes without VNNI,
 of bfloat16 numbers without their dot products and, in the AMX level, of 16 tokens or more; plain

@@ -181,6 +181,7 @@ def test_a_level_that_this_process_may_not_use_is_passed_over(
     assert found.level == others[0]
 
 
+@pytest.mark.slow
 def test_a_library_that_multiplies_wrong_fails_its_trial(
     tmp_path: Path, quick_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

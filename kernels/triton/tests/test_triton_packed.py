@@ -39,6 +39,7 @@ dtypes = st.sampled_from(list(TOLERANCES))
 tokens = st.sampled_from([1, 3, 17])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["block_weight", "code_weight"])
 def test_contract(name: str) -> None:
     check_entry(installed_entry("kernel", f"{name}.triton"))

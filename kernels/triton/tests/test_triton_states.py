@@ -182,6 +182,7 @@ def test_chunked_scan(
         step.compare("chunked_scan", x, steps, bias, limits, a_log, b, c, skip, module=module)
 
 
+@pytest.mark.sampled(2)
 @SOME
 @given(
     lengths_of_rows,

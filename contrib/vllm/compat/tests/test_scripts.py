@@ -25,6 +25,7 @@ def words_of(script: Path) -> list[str]:
     return shlex.split(usage)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [
