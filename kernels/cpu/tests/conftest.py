@@ -1,8 +1,8 @@
 """Every test in this folder runs on the levels that this CPU supports, compiled as on a CPU that
 supports no higher level (`make test` leaves some out: see SLOW). It also runs on the levels above
-AVX2 that this CPU lacks, and on those of Arm, with their instructions emulated (see emulated/). Only
-the best level is compiled with full optimization, as it is for users: the others are compiled with
--O1, in a quarter of the time."""
+AVX2 that this CPU lacks, and on those of Arm, with their instructions emulated (see emulated/).
+Only the best level is compiled with full optimization, as it is for users: the others are compiled
+with -O1, in a quarter of the time."""
 
 from __future__ import annotations
 
