@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ ROWS: dict[str, Row] = {
     "Plamo2ForCausalLM": formulas_of("Plamo2ForCausalLM", Plamo2),
     "JAISLMHeadModel": lambda write, folder: write_jais(folder),
     "OuroForCausalLM": lambda write, folder: write_ouro(folder),
-    "kimi_linear": lambda write, folder: kimi_of(write),
+    "kimi_linear": lambda write, folder: kimi_of(write, max_position_embeddings=512),
     "pangu": lambda write, folder: pangu_of(write, sandwich=False),
     "pangu, more norms": lambda write, folder: pangu_of(write, sandwich=True),
 }
@@ -72,6 +73,9 @@ COMMON = {"max_tokens": 9, "logprobs": 2, "ignore_eos": True, "detokenize": Fals
 GREEDY = SamplingParams(temperature=0, **COMMON)
 MOST_LIKELY = SamplingParams(n=2, temperature=1.0, top_k=1, **COMMON)
 SEED = 5
+LIMITS = {"float32": 1e-4, "bfloat16": 0.1}
+"""Type → how far logprobs may differ. Those of recorded models have the same bits in every batch.
+Torch's products round bfloat16 in their own way for each number of rows."""
 
 
 @pytest.mark.sampled(20)
@@ -80,11 +84,10 @@ def test_row(write: Write, tmp_path: Path, name: str, own: bool) -> None:
     reference = (ROWS if own else THROUGH_TRANSFORMERS)[name](write, tmp_path / "row")
     settings: dict[str, Any] = {"max_model_len": 64} if own else {"max_model_len": 64, **UNKNOWN}
     if name in LARGE_BLOCKS:
-        longer = {"max_position_embeddings": 512}
-        settings = {"max_model_len": 320, "hf_overrides": longer}
+        settings = {"max_model_len": 320, "hf_overrides": {"max_position_embeddings": 512}}
     if name == NARROW:
         settings["attention_backend"] = "cpu_paged"
-    for dtype in ("float32", "bfloat16"):
+    for dtype, limit in LIMITS.items():
         with open_llm(
             reference.directory,
             dtype=dtype,
@@ -96,10 +99,10 @@ def test_row(write: Write, tmp_path: Path, name: str, own: bool) -> None:
         ) as llm:
             prompts = prompts_for(llm)
             expected = [alone(llm, prompt) for prompt in prompts]
-            check_few_blocks(llm, prompts, expected)
-            check_computed_again(llm, prompts, expected)
-            check_prefixes(llm, prompts, expected)
-            check_two_answers(llm, prompts, expected)
+            check_few_blocks(llm, prompts, expected, limit)
+            check_computed_again(llm, prompts, expected, limit)
+            check_prefixes(llm, prompts, expected, limit)
+            check_two_answers(llm, prompts, expected, limit)
 
 
 def size_of_blocks(llm: LLM) -> int:
@@ -127,8 +130,15 @@ def alone(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> Compl
     return output.outputs[0]
 
 
-def same(one: CompletionOutput, other: CompletionOutput) -> None:
-    assert list(one.token_ids) == list(other.token_ids)
+def same(one: CompletionOutput, other: CompletionOutput, limit: float) -> None:
+    """The tokens are equal. If one was chosen by less than `limit`, the rest may differ."""
+    tokens = zip(one.token_ids, other.token_ids, strict=True)
+    for position, (token, another) in enumerate(tokens):
+        row = {key: value.logprob for key, value in one.logprobs[position].items()}
+        if token != another and abs(row[token] - row.get(another, -inf)) < limit:
+            return
+        assert token == another, f"output {position} is {another}, alone it is {token}"
+        assert abs(row[token] - other.logprobs[position][token].logprob) < limit
 
 
 def num_preemptions(llm: LLM) -> int:
@@ -155,7 +165,9 @@ def holds_only_states(llm: LLM) -> bool:
     return all(group.spec.unit == "request" for group in groups)
 
 
-def check_few_blocks(llm: LLM, prompts: Prompts, expected: Sequence[CompletionOutput]) -> None:
+def check_few_blocks(
+    llm: LLM, prompts: Prompts, expected: Sequence[CompletionOutput], limit: float
+) -> None:
     """Of single answers and of pairs that share their prompts."""
     before = num_preemptions(llm)
     for params in (GREEDY, MOST_LIKELY):
@@ -163,11 +175,13 @@ def check_few_blocks(llm: LLM, prompts: Prompts, expected: Sequence[CompletionOu
             outputs = answers(llm, prompts, params, is_cached=True)
         for one, output in zip(expected, outputs, strict=True):
             for each in output.outputs:
-                same(one, each)
+                same(one, each, limit)
     assert num_preemptions(llm) > before or holds_only_states(llm)
 
 
-def check_computed_again(llm: LLM, prompts: Prompts, expected: Sequence[CompletionOutput]) -> None:
+def check_computed_again(
+    llm: LLM, prompts: Prompts, expected: Sequence[CompletionOutput], limit: float
+) -> None:
     """All requests lose what they have computed, some of them in the middle of their outputs."""
     assert llm.reset_prefix_cache()
     engine = llm.llm_engine
@@ -175,19 +189,21 @@ def check_computed_again(llm: LLM, prompts: Prompts, expected: Sequence[Completi
     for number, prompt in enumerate(prompts):
         engine.add_request(str(number), {"prompt_token_ids": prompt}, GREEDY)
     results: dict[str, CompletionOutput] = {}
-    resets = iter((is_early, is_late))
-    is_due = next(resets)
+    num_resets = 0
     while engine.has_unfinished_requests():
         results |= {output.request_id: output.outputs[0] for output in engine.step()}
-        if is_due(results):
+        longest = max((len(each.token_ids) for each in results.values()), default=0)
+        if num_resets < 2 and longest > 4 * num_resets:
             assert llm.reset_prefix_cache(reset_running_requests=True)
-            is_due = next(resets, never)
+            num_resets += 1
     for number, one in enumerate(expected):
-        same(one, results[str(number)])
+        same(one, results[str(number)], limit)
     assert num_preemptions(llm) > before + 1
 
 
-def check_prefixes(llm: LLM, prompts: Prompts, expected: Sequence[CompletionOutput]) -> None:
+def check_prefixes(
+    llm: LLM, prompts: Prompts, expected: Sequence[CompletionOutput], limit: float
+) -> None:
     """The whole prompt, and another with the same first tokens, after the first."""
     first = prompts[2]
     second = [*first[: 2 * size_of_blocks(llm) + 5], *range(50, 58)]
@@ -197,16 +213,18 @@ def check_prefixes(llm: LLM, prompts: Prompts, expected: Sequence[CompletionOutp
     for prompt, one in ((first, expected[2]), (second, changed)):
         (output,) = answers(llm, [prompt], GREEDY, is_cached=True)
         assert output.num_cached_tokens
-        same(one, output.outputs[0])
+        same(one, output.outputs[0], limit)
 
 
-def check_two_answers(llm: LLM, prompts: Prompts, expected: Sequence[CompletionOutput]) -> None:
+def check_two_answers(
+    llm: LLM, prompts: Prompts, expected: Sequence[CompletionOutput], limit: float
+) -> None:
     """The most likely tokens twice, and those that separate requests draw from the seed and from
     the next one."""
     outputs = answers(llm, prompts, MOST_LIKELY)
     for one, output in zip(expected, outputs, strict=True):
         for each in output.outputs:
-            same(one, each)
+            same(one, each, limit)
     for prompt in prompts[:2]:
         drawn = [
             alone(llm, prompt, SamplingParams(seed=SEED + index, **COMMON)) for index in range(2)
@@ -214,4 +232,4 @@ def check_two_answers(llm: LLM, prompts: Prompts, expected: Sequence[CompletionO
         assert list(drawn[0].token_ids) != list(drawn[1].token_ids)
         (output,) = answers(llm, [prompt], SamplingParams(n=2, seed=SEED, **COMMON))
         for one, each in zip(drawn, output.outputs, strict=True):
-            same(one, each)
+            same(one, each, limit)
