@@ -218,6 +218,8 @@ def test_models_with_states(write: Any, adapters: dict[str, Weights], name: str)
     """Scans magnify the rounding of float32, see TOLERANCES of test_state_parity."""
     model_type, config = STATES.get(name, ("", {}))
     reference = write(model_type, **config) if model_type else kimi_of(write)
+    if name.startswith("lfm2_moe"):
+        config = {}  # its checkpoints have other names of what the adapters of experts change
     caches = not name.startswith(LARGE_BLOCKS)
     settings = {"mamba_block_size": 8, "enable_prefix_caching": caches}
     check_mixed_batch(reference, adapters, config, tolerance=5e-4, **settings)

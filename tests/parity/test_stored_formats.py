@@ -80,6 +80,7 @@ STATES_IN = (
     ("minimax", "awq"),
 )
 WIDE = {"hidden_size": 64, "tie_word_embeddings": False}
+HEADS = {"mamba2": {"num_heads": 16}, "bamba": {"mamba_n_heads": 16}}
 SCANNED = (*LINEAR, "in_proj", "out_proj", "in_proj_qkvz")
 """The ends of names of layers around states, beside those of others."""
 
@@ -93,15 +94,19 @@ def test_models_with_states(
     architecture: str,
     case: str,
 ) -> None:
+    """Without kernels, nothing rounds activations. With them, an activation that is rounded may
+    choose other experts, and scans add up the errors."""
     model_type, config = STATES[architecture]
     sizes = {"moe_intermediate_size": 32, "intermediate_size": 96}
     chosen = {name: size for name, size in sizes.items() if config.get(name, size) is not None}
-    reference = write(model_type, **{**config, **WIDE, **chosen})
+    heads = HEADS.get(architecture, {})
+    reference = write(model_type, **{**config, **WIDE, **chosen, **heads})
     quantize(reference, case, linear=SCANNED)
-    with open_llm(
-        reference.directory, download_dir=str(tmp_path / "cache"), mamba_block_size=8
-    ) as llm:
-        check_logits(llm, reference, 1e-3 if case in FLOATS else 0.05)
+    settings: dict[str, Any] = {"download_dir": str(tmp_path / "cache"), "mamba_block_size": 8}
+    with open_llm(reference.directory, **settings, plugins_deny=["pegboard-kernel-cpu"]) as llm:
+        check_logits(llm, reference, 1e-3)
+    with open_llm(reference.directory, **settings) as llm:
+        check_logits(llm, reference, 1e-3 if case in FLOATS else 0.4)
 
 
 def test_a_plain_checkpoint_is_rounded_to_nf4(
