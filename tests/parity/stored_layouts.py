@@ -502,10 +502,16 @@ def round_inputs(reference: Any, case: str) -> None:
             module.register_forward_pre_hook(lambda _, given: (ROUNDINGS[case](given[0]),))
 
 
-def quantize(reference: Any, case: str, auto: Any = AutoModelForCausalLM, part: str = "") -> None:
+def quantize(
+    reference: Any,
+    case: str,
+    auto: Any = AutoModelForCausalLM,
+    part: str = "",
+    linear: tuple[str, ...] = LINEAR,
+) -> None:
     """Replaces the linear layers of the checkpoint by what a case makes of them, and the model by
     one with their values. auto: the class that reads it. part: of the names of layers to
-    quantize."""
+    quantize. linear: the ends of these names."""
     config, store, bits, order = {**CASES, **ROUNDED}[case]
     path = reference.directory / "model.safetensors"
     stored = {}
@@ -513,7 +519,7 @@ def quantize(reference: Any, case: str, auto: Any = AutoModelForCausalLM, part: 
     plain = tuple(f"{name}.weight" for name in config.get("modules_to_not_convert", ()))
     for name, tensor in load_file(path).items():
         module = name.removesuffix(".weight")
-        if part in name and module.endswith(LINEAR) and not name.endswith(plain):
+        if part in name and module.endswith(linear) and not name.endswith(plain):
             tensors, dense[name] = store(tensor, bits, order)
             stored |= {f"{module}.{part}": value for part, value in tensors.items()}
         else:

@@ -426,11 +426,8 @@ def write_checkpoint(
     return directory
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", TWINS)
-def test_twin(
-    write: Any, check_parity: Any, check_recorded: Any, name: str, tmp_path: Path
-) -> None:
+def write_twin(write: Any, name: str, directory: Path) -> Any:
+    """Write the checkpoint of a family. Return its reference."""
     model_type, values, config, layout = TWINS[name]
     twin = write(model_type, **{"tie_word_embeddings": False, **values})
     if layout is telechat:
@@ -438,7 +435,16 @@ def test_twin(
             if key.endswith(".bias") and not key.endswith(("o_proj.bias", "down_proj.bias")):
                 parameter.data.zero_()
     tensors = layout(dict(twin.model.state_dict()), twin.model.config)
-    twin.directory = write_checkpoint(tmp_path / "family", name, config, tensors)
+    twin.directory = write_checkpoint(directory, name, config, tensors)
+    return twin
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", TWINS)
+def test_twin(
+    write: Any, check_parity: Any, check_recorded: Any, name: str, tmp_path: Path
+) -> None:
+    twin = write_twin(write, name, tmp_path / "family")
     check_parity(twin)
     check_recorded(twin)
 
@@ -644,13 +650,18 @@ FORMULAS: dict[
 }
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-def test_formulas(check_parity: Any, check_recorded: Any, name: str, tmp_path: Path) -> None:
+def write_formulas(name: str, directory: Path) -> Any:
+    """Write one of FORMULAS. Return its reference."""
     config, layers, slopes, skips, layout = FORMULAS[name]
     tensors = random_tensors(llama_shapes(layers))
     given = {key: value for key, value in config.items() if value is not None}
-    directory = write_checkpoint(tmp_path / "model", name, given, layout(tensors, None))
-    reference = reference_of(directory, Formulas(tensors, layers, slopes, skips))
+    write_checkpoint(directory, name, given, layout(tensors, None))
+    return reference_of(directory, Formulas(tensors, layers, slopes, skips))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formulas(check_parity: Any, check_recorded: Any, name: str, tmp_path: Path) -> None:
+    reference = write_formulas(name, tmp_path / "model")
     check_parity(reference)
     check_recorded(reference)
 
@@ -663,7 +674,7 @@ def reference_of(directory: Path, model: Callable[[Tensor], Any]) -> Any:
     return SimpleNamespace(directory=directory, logprobs=logprobs)
 
 
-def test_jais(check_parity: Any, check_recorded: Any, tmp_path: Path) -> None:
+def write_jais(directory: Path) -> Any:
     """GPT-2's names and stored matrices, SwiGLU, position biases, and scores divided by the size of
     a head."""
     shapes: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (VOCAB, HIDDEN)}
@@ -730,14 +741,18 @@ def test_jais(check_parity: Any, check_recorded: Any, tmp_path: Path) -> None:
             logits=(norm("transformer.ln_f", x) @ tensors["transformer.wte.weight"].T * 0.5)[None]
         )
 
-    directory = write_checkpoint(tmp_path / "model", "JAISLMHeadModel", config, tensors)
-    check_parity(reference_of(directory, model))
-    check_recorded(reference_of(directory, model))
+    write_checkpoint(directory, "JAISLMHeadModel", config, tensors)
+    return reference_of(directory, model)
 
 
-def test_ouro(check_parity: Any, check_cached: Any, check_recorded: Any, tmp_path: Path) -> None:
-    """Its passes have KV caches of their own, also when they are preempted and cached. The unused
-    gate is in the checkpoint."""
+def test_jais(check_parity: Any, check_recorded: Any, tmp_path: Path) -> None:
+    reference = write_jais(tmp_path / "model")
+    check_parity(reference)
+    check_recorded(reference)
+
+
+def write_ouro(directory: Path) -> Any:
+    """The unused gate is in the checkpoint."""
     layers = [(2, WIDTH)] * 2
     norms = [
         f"model.layers.{i}.{name}_layernorm_2.weight"
@@ -755,8 +770,13 @@ def test_ouro(check_parity: Any, check_cached: Any, check_recorded: Any, tmp_pat
         "total_ut_steps": Looped.passes,
         "early_exit_threshold": 1.0,
     }
-    directory = write_checkpoint(tmp_path / "model", "OuroForCausalLM", config, {**tensors, **gate})
-    reference = reference_of(directory, Looped(tensors, layers, [], []))
+    write_checkpoint(directory, "OuroForCausalLM", config, {**tensors, **gate})
+    return reference_of(directory, Looped(tensors, layers, [], []))
+
+
+def test_ouro(check_parity: Any, check_cached: Any, check_recorded: Any, tmp_path: Path) -> None:
+    """Its passes have KV caches of their own, also when they are preempted and cached."""
+    reference = write_ouro(tmp_path / "model")
     check_parity(reference)
     check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=27, max_model_len=56)
     check_cached(reference, (37, 30, 13))

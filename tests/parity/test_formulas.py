@@ -525,11 +525,7 @@ class Plamo2:
 
 
 def test_plamo_2(check_parity: Any, check_cached: Any, check_recorded: Any, tmp_path: Path) -> None:
-    model = Plamo2()
-    reference = reference_of(
-        write_checkpoint(tmp_path / "model", "Plamo2ForCausalLM", model.config, model.tensors),
-        model,
-    )
+    reference = write_model("Plamo2ForCausalLM", Plamo2(), tmp_path / "model")
     check_parity(reference, mamba_block_size=8)
     check_parity(
         reference,
@@ -550,15 +546,18 @@ MODELS: dict[str, Any] = {
 }
 
 
+def write_model(name: str, model: Any, directory: Path) -> Any:
+    """Write a checkpoint of this architecture. Return its reference."""
+    return reference_of(write_checkpoint(directory, name, model.config, model.tensors), model)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_formulas(
     check_parity: Any, check_cached: Any, check_recorded: Any, tmp_path: Path, name: str
 ) -> None:
     """Prompts in chunks and in one batch, preempted, from the prefix cache, and recorded."""
     model = MODELS[name]()
-    reference = reference_of(
-        write_checkpoint(tmp_path / "model", name, model.config, model.tensors), model
-    )
+    reference = write_model(name, model, tmp_path / "model")
     check_parity(reference)
     check_parity(
         reference,

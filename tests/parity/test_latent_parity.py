@@ -182,41 +182,41 @@ def test_cached_prefixes_and_two_answers(
     check_cached(reference, (37, 30, 17), attention_backend=backend, block_size=16)
 
 
-@pytest.fixture
-def write_kimi(write: Any) -> Any:
+def kimi_of(write: Any, **values: Any) -> Any:
     """Write Kimi Linear under the names of the published checkpoints. Transformers reads them, but
     writes some others."""
+    reference = write("kimi_linear", **{**KIMI, **values})
+    path = reference.directory / "model.safetensors"
+    dense = re.compile(r"block_sparse_moe\.(\w+_proj)")
+    save_file(
+        {dense.sub(r"mlp.\1", name): tensor for name, tensor in load_file(path).items()}, path
+    )
+    path = reference.directory / "config.json"
+    config = json.loads(path.read_text())
+    kinds = config.pop("layer_types")
+    blocks = config.pop("mlp_layer_types")
+    own = {
+        "head_dim": config.pop("linear_head_dim"),
+        "num_heads": config.pop("linear_num_heads"),
+    }
+    own["short_conv_kernel_size"] = config.pop("linear_conv_kernel_dim")
+    for name, kind in (
+        ("kda_layers", "linear_attention"),
+        ("full_attn_layers", "full_attention"),
+    ):
+        own[name] = [index + 1 for index in range(len(kinds)) if kinds[index] == kind]
+    config |= {
+        "linear_attn_config": own,
+        "first_k_dense_replace": blocks.count("dense"),
+        "mla_use_nope": True,
+    }
+    path.write_text(json.dumps(config))
+    return reference
 
-    def make(**values: Any) -> Any:
-        reference = write("kimi_linear", **{**KIMI, **values})
-        path = reference.directory / "model.safetensors"
-        dense = re.compile(r"block_sparse_moe\.(\w+_proj)")
-        save_file(
-            {dense.sub(r"mlp.\1", name): tensor for name, tensor in load_file(path).items()}, path
-        )
-        path = reference.directory / "config.json"
-        config = json.loads(path.read_text())
-        kinds = config.pop("layer_types")
-        blocks = config.pop("mlp_layer_types")
-        own = {
-            "head_dim": config.pop("linear_head_dim"),
-            "num_heads": config.pop("linear_num_heads"),
-        }
-        own["short_conv_kernel_size"] = config.pop("linear_conv_kernel_dim")
-        for name, kind in (
-            ("kda_layers", "linear_attention"),
-            ("full_attn_layers", "full_attention"),
-        ):
-            own[name] = [index + 1 for index in range(len(kinds)) if kinds[index] == kind]
-        config |= {
-            "linear_attn_config": own,
-            "first_k_dense_replace": blocks.count("dense"),
-            "mla_use_nope": True,
-        }
-        path.write_text(json.dumps(config))
-        return reference
 
-    return make
+@pytest.fixture
+def write_kimi(write: Any) -> Any:
+    return partial(kimi_of, write)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,7 @@ def test_kimi_linear_with_few_blocks_and_cached_prefixes(
     check_cached(reference, (56, 52, 48), mamba_block_size=8)
 
 
-@pytest.mark.parametrize("sandwich", [True, False])
-def test_pangu_ultra_moe(write: Any, check_recorded: Any, sandwich: bool) -> None:
+def pangu_of(write: Any, sandwich: bool) -> Any:
     """Transformers does not have this architecture. The reference is its DeepSeek-V3 without
     corrections, with the norms of the published definition."""
     groups = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7, "rms_norm_eps": 1e-3}
@@ -287,7 +286,12 @@ def test_pangu_ultra_moe(write: Any, check_recorded: Any, sandwich: bool) -> Non
             }
         )
     )
-    check_recorded(reference)
+    return reference
+
+
+@pytest.mark.parametrize("sandwich", [True, False])
+def test_pangu_ultra_moe(write: Any, check_recorded: Any, sandwich: bool) -> None:
+    check_recorded(pangu_of(write, sandwich))
 
 
 def sandwiched(

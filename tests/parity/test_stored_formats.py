@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from stored_layouts import CASES, FLOATS, LINEAR, as_float8, quantize
+from test_state_parity import ARCHITECTURES as STATES
 
 from pegboard import LLM, SamplingParams
 
@@ -64,6 +65,48 @@ def test_the_logits_of_the_dequantized_model(
     ) as llm:
         check_logits(llm, reference, 1e-4 if case in FLOATS else 0.05)
     assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
+
+
+STATES_IN = (
+    ("mamba", "gptq"),
+    ("mamba2", "int-quantized"),
+    ("jamba", "gptq in act order"),
+    ("bamba", "fp8"),
+    ("falcon_h1", "pack-quantized"),
+    ("nemotron_h", "pack-quantized"),
+    ("lfm2", "awq"),
+    ("qwen3_next", "gptq"),
+    ("qwen3_next", "fp8 in blocks"),
+    ("minimax", "awq"),
+)
+WIDE = {"hidden_size": 64, "tie_word_embeddings": False}
+HEADS = {"mamba2": {"num_heads": 16}, "bamba": {"mamba_n_heads": 16}}
+SCANNED = (*LINEAR, "in_proj", "out_proj", "in_proj_qkvz")
+"""The ends of names of layers around states, beside those of others."""
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("architecture", "case"), STATES_IN)
+def test_models_with_states(
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    architecture: str,
+    case: str,
+) -> None:
+    """Without kernels, nothing rounds activations. With them, an activation that is rounded may
+    choose other experts, and scans add up the errors."""
+    model_type, config = STATES[architecture]
+    sizes = {"moe_intermediate_size": 32, "intermediate_size": 96}
+    chosen = {name: size for name, size in sizes.items() if config.get(name, size) is not None}
+    heads = HEADS.get(architecture, {})
+    reference = write(model_type, **{**config, **WIDE, **chosen, **heads})
+    quantize(reference, case, linear=SCANNED)
+    settings: dict[str, Any] = {"download_dir": str(tmp_path / "cache"), "mamba_block_size": 8}
+    with open_llm(reference.directory, **settings, plugins_deny=["pegboard-kernel-cpu"]) as llm:
+        check_logits(llm, reference, 1e-3)
+    with open_llm(reference.directory, **settings) as llm:
+        check_logits(llm, reference, 1e-3 if case in FLOATS else 0.4)
 
 
 def test_a_plain_checkpoint_is_rounded_to_nf4(

@@ -23,9 +23,9 @@ An architecture is the name in `architectures` of a checkpoint's config.json. *O
 CPU such a model is recorded and replayed as one program, if its heads have a multiple of 8 channels, up to 256 (with latent
 attention: any). *Fallback*: transformers' modules on Pegboard's attention and linear layers (`pegboard-model-transformers`), which also takes architectures that are not
 listed here.
-*Not yet*: with this reason, such a checkpoint is refused, or only its text is served, with a warning. Adapters (LoRA) and quantized weights work with all models that run, except adapters of
-latent attention's `kv_b_proj`. Models whose checkpoints merge projections in groups of heads (InternLM 2,
-TeleChat, Bloom, some Falcon) or store them transposed (JAIS) take only plain weights and no adapters. GGUF files of models with
+*Not yet*: with this reason, such a checkpoint is refused, or only its text is served, with a warning. Adapters (LoRA) and quantized weights work with all models that run, also around states, except adapters of
+the blocks that Zamba2's layers share. Models whose checkpoints merge projections in groups of heads (InternLM 2,
+TeleChat, Bloom, some Falcon) or store them transposed (JAIS) take only plain weights. GGUF files of models with
 groups may have any type."""  # noqa: E501
 HEADER = "| architecture | runs through | remark |\n|---|---|---|"
 

@@ -68,6 +68,7 @@ class KimiLinearModel(LatentDecoder):
         num_experts = size_of(config, "n_routed_experts")
         rule = router_rule(config, num_experts, score="sigmoid", method="noaux_tc")
         block = build.at("block_sparse_moe")
+        build.declared.aliases[build.at("mlp").path] = block.path  # transformers' name
         return experts_block(block, shape, config, num_experts, rule, names=("w1", "w3", "w2"))
 
 
@@ -99,6 +100,7 @@ class DeltaAttention(nn.Module):
             )
             for name in names
         ]
+        build.declared.aliases[build.at("forget_gate").path] = build.path  # transformers' name
         self.decay_down, self.decay_up = (
             Linear(build.at("f_a_proj"), hidden, self.size),
             Linear(build.at("f_b_proj"), self.size, inner, split="rows", heads=counts),

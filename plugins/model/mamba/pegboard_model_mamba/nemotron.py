@@ -63,6 +63,8 @@ class NemotronHModel(StateDecoder):
             return block(build, hidden, eps, ("norm", part))
 
         names = Names("backbone", "embeddings", norm="norm_f")
+        # what transformers calls it
+        build.declared.aliases[build.at("model").path] = build.at("backbone").path
         super().__init__(
             {**config, "num_hidden_layers": len(kinds)}, build, make, eps=eps, names=names
         )
