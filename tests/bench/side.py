@@ -91,11 +91,12 @@ class Side:
         Path(self._log.name).unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
-        """Returns the next JSON line. Skips lines that libraries print to stdout."""
+        """Returns the next JSON line. Skips what libraries print to stdout, after it in its line
+        too."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
-                return dict(json.loads(line))
+                return dict(json.JSONDecoder().raw_decode(line)[0])
         self._fail()
         raise AssertionError
 
