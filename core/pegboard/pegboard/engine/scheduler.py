@@ -111,7 +111,12 @@ class Scheduler:
         max_rows = share_of_stage(self._limits, self._live, len(self._steps))
         budget = self._budget(load)
         schedule = StepSchedule(
-            self._limits, budget, self._kv.checkpoint_every, max_rows, self._encoder
+            self._limits,
+            budget,
+            self._kv.checkpoint_every,
+            max_rows,
+            self._encoder,
+            ends_early=bool(self._live.connectors),
         )
         if not self.is_paused:
             self._schedule_running(schedule)

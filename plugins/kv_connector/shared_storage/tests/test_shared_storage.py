@@ -20,7 +20,8 @@ from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import Full, Window
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_kv_connector import Halves, KVConnectorContract, greedy
+from pegboard_testing.contract_kv_connector import Halves, greedy
+from pegboard_testing.contract_kv_states import MovesStates
 from pegboard_testing.fake_engine import FakeEngine
 
 Damage = Callable[[Path], object]
@@ -90,7 +91,7 @@ def test_contract(name: str) -> None:
     check_entry(installed_entry("kv_connector", name))
 
 
-class TestSharedStorage(KVConnectorContract):
+class TestSharedStorage(MovesStates):
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> None:
         self.options = SharedStorageOptions(shared_storage_path=tmp_path / "kv")

@@ -44,7 +44,8 @@ class PrefixHit:
 class RequestBlocks:
     """The block tables of one request. capacity: how many tokens fit its blocks. wake_at: below
     this number of tokens `commit` has nothing to do. checkpoint: (number of tokens, blocks) of a
-    state copy that the prefix cache cannot find yet."""
+    state copy that the prefix cache cannot find yet. checkpoint_at: the last place, in tokens,
+    where a state was to be copied."""
 
     __slots__ = (
         "tables",
@@ -53,6 +54,7 @@ class RequestBlocks:
         "num_hashed",
         "num_dropped",
         "checkpoint",
+        "checkpoint_at",
         "keeps_for_children",
     )
 
@@ -64,15 +66,16 @@ class RequestBlocks:
         self.num_dropped = [0] * num_groups
         self.keeps_for_children = True
         self.checkpoint: tuple[int, tuple[int, ...]] | None = None
+        self.checkpoint_at = 0
 
 
 class KVCache:
     """Only the scheduler calls it. `allocate` and `commit` are hot: they run once per running
     request and step.
 
-    has_states: a group stores a state per request. checkpoint_every: all states are cached at
-    multiples of this number of tokens, so a prefill chunk should end there; 0 = states are not
-    cached.
+    has_states: a group stores a state per request. checkpoint_every: all states are kept at
+    multiples of this number of tokens, by the prefix cache and by KV connectors, so a prefill chunk
+    should end there; 0 = states are not kept.
     """
 
     def __init__(self, plan: KVPlan, limits: Limits, *, reports_events: bool = False) -> None:
@@ -95,7 +98,7 @@ class KVCache:
             partial(self.pool.find, i) for i in range(len(self.rules))
         ]
         every = [rule.checkpoint_every for rule in self.rules if isinstance(rule, StateRule)]
-        self.checkpoint_every = math.lcm(*every) if every and limits.enable_prefix_caching else 0
+        self.checkpoint_every = math.lcm(*every) if every else 0
         self.hasher = BlockHasher(limits.hash_algo, plan.hash_block_size, plan.identity)
         self._nothing: NewBlocks = tuple([] for _ in self.rules)
         self._blocks: dict[str, RequestBlocks] = {}
@@ -326,7 +329,9 @@ class KVCache:
         self, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int
     ) -> NewBlocks | None:
         shared = [b for i in self._token_groups for b in hit.block_ids[i]]
-        sources = [hit.block_ids[i][0] for i in self._state_groups if hit.block_ids[i]]
+        # what a connector loads takes the place of the hit's states
+        has_states = num_computed_tokens <= hit.num_tokens
+        sources = [b for i in self._state_groups if has_states for b in hit.block_ids[i]]
         layouts = [
             self._first_layout(index, num_tokens, hit, num_computed_tokens)
             for index in range(len(self.rules))
@@ -401,16 +406,18 @@ class KVCache:
 
     def checkpoint(self, request: Request, num_computed_tokens: int) -> None:
         """Copy the request's states before its next step if they are at a multiple of
-        `checkpoint_every`. Do nothing if blocks are short."""
-        every = self.checkpoint_every
+        `checkpoint_every`. Do nothing if blocks are short, or the second time at the same place:
+        after wrong drafts, the states are others until the step begins."""
+        every = self.checkpoint_every if self._enable_prefix_caching else 0
         blocks = self._blocks[request.key]
         if (
             not every
-            or num_computed_tokens == 0
             or num_computed_tokens % every
+            or num_computed_tokens == blocks.checkpoint_at
             or blocks.checkpoint is not None
         ):
             return
+        blocks.checkpoint_at = num_computed_tokens
         taken = self.pool.take(len(self._state_groups))
         if taken is None:
             return
@@ -418,6 +425,24 @@ class KVCache:
         for index, destination in zip(self._state_groups, taken, strict=True):
             source = blocks.tables[index][0]
             self.pool.touch([source])
+            self._copies.append((request.key, (index, source, destination)))
+
+    def keep_loaded(self, request: Request, num_tokens: int) -> None:
+        """Let the prefix cache find the states after `num_tokens` tokens, which a connector has
+        loaded for a request that waits: they stay in their blocks, and the request gets copies. Do
+        nothing if blocks are short."""
+        if not (self._state_groups and self._enable_prefix_caching):
+            return
+        taken = self.pool.take(len(self._state_groups))
+        if taken is None:
+            return
+        tables = self.tables(request)
+        for index, destination in zip(self._state_groups, taken, strict=True):
+            rule = self.rules[index]
+            assert isinstance(rule, StateRule)
+            source = tables[index][0]
+            tables[index][0] = destination
+            self.pool.insert(index, rule.checkpoint_hash(request.block_hashes, num_tokens), source)
             self._copies.append((request.key, (index, source, destination)))
 
     def release(self, request: Request) -> None:
