@@ -292,9 +292,9 @@ class StoreScheduler:
             if tracked is None or start <= tracked.state_at:
                 continue
             tracked.state_at = start
-            own = [(group, tracked.tables[group][0]) for group in self._states]
-            # a new request has only those that are copied for it
-            blocks = {group: sources.get((group, b)) if row in new else b for group, b in own}
+            blocks: dict[int, int | None] = {g: tracked.tables[g][0] for g in self._states}
+            if row in new:  # it has only those that are copied for it
+                blocks = {group: sources.get((group, b)) for group, b in blocks.items() if b}
             self._save_state(tracked, start, blocks)
 
     def _save_state(self, tracked: _Tracked, start: int, blocks: Mapping[int, int | None]) -> None:

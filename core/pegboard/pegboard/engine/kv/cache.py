@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pegboard.config.limits import Limits
+from pegboard.engine.kv.checkpoints import Checkpoints
 from pegboard.engine.kv.hashes import BlockHasher
 from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
 from pegboard.engine.kv.residency import BlockResidency
@@ -88,7 +89,8 @@ class KVCache:
         )
         self.rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
         self._enable_prefix_caching = limits.enable_prefix_caching
-        self._state_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, StateRule)]
+        self._checkpoints = Checkpoints(self.pool, self.rules)
+        self._state_groups = self._checkpoints.groups
         self.has_states = bool(self._state_groups)
         self._token_groups = [i for i in range(len(self.rules)) if i not in self._state_groups]
         self._alignment = math.lcm(
@@ -162,7 +164,7 @@ class KVCache:
             self.hasher.extend(request)
             for index in self._token_groups:
                 self._publish(request, blocks, index, num_tokens)
-            self._publish_checkpoint(blocks, request.block_hashes, num_tokens)
+            self._checkpoints.publish(blocks, request.block_hashes, num_tokens)
         keeps = request.num_waiting_children and blocks.keeps_for_children
         keep_from = min(num_tokens, request.num_prompt_tokens - 1) if keeps else num_tokens
         for index in self._token_groups:
@@ -228,21 +230,6 @@ class KVCache:
             for event in self.pool.take_events()
             if not isinstance(event, BlocksRemoved) or event.group not in self._state_groups
         ]
-
-    def _publish_checkpoint(
-        self, blocks: RequestBlocks, hashes: Sequence[bytes], num_tokens: int
-    ) -> None:
-        """Insert the checkpoint that was copied before a step into the cache, once its tokens are
-        known. Then release the request's reference."""
-        if blocks.checkpoint is None or num_tokens <= blocks.checkpoint[0]:
-            return
-        at, block_ids = blocks.checkpoint
-        for index, block_id in zip(self._state_groups, block_ids, strict=True):
-            rule = self.rules[index]
-            assert isinstance(rule, StateRule)
-            self.pool.insert(index, rule.checkpoint_hash(hashes, at), block_id)
-        blocks.checkpoint = None
-        self.pool.free(block_ids)
 
     def _drop_expired(self, blocks: RequestBlocks, index: int, num_tokens: int) -> None:
         expired = self.rules[index].expired(num_tokens)
@@ -405,45 +392,20 @@ class KVCache:
         return True
 
     def checkpoint(self, request: Request, num_computed_tokens: int) -> None:
-        """Copy the request's states before its next step if they are at a multiple of
-        `checkpoint_every`. Do nothing if blocks are short, or the second time at the same place:
-        after wrong drafts, the states are others until the step begins."""
+        """Copy the request's states before its next step, if the prefix cache keeps them there and
+        blocks are not short."""
         every = self.checkpoint_every if self._enable_prefix_caching else 0
-        blocks = self._blocks[request.key]
-        if (
-            not every
-            or num_computed_tokens % every
-            or num_computed_tokens == blocks.checkpoint_at
-            or blocks.checkpoint is not None
-        ):
-            return
-        blocks.checkpoint_at = num_computed_tokens
-        taken = self.pool.take(len(self._state_groups))
-        if taken is None:
-            return
-        blocks.checkpoint = (num_computed_tokens, tuple(taken))
-        for index, destination in zip(self._state_groups, taken, strict=True):
-            source = blocks.tables[index][0]
-            self.pool.touch([source])
-            self._copies.append((request.key, (index, source, destination)))
+        if every and not num_computed_tokens % every:
+            copies = self._checkpoints.keep(self._blocks[request.key], num_computed_tokens)
+            self._copies += [(request.key, copy) for copy in copies]
 
     def keep_loaded(self, request: Request, num_tokens: int) -> None:
         """Let the prefix cache find the states after `num_tokens` tokens, which a connector has
-        loaded for a request that waits: they stay in their blocks, and the request gets copies. Do
-        nothing if blocks are short."""
-        if not (self._state_groups and self._enable_prefix_caching):
-            return
-        taken = self.pool.take(len(self._state_groups))
-        if taken is None:
-            return
-        tables = self.tables(request)
-        for index, destination in zip(self._state_groups, taken, strict=True):
-            rule = self.rules[index]
-            assert isinstance(rule, StateRule)
-            source = tables[index][0]
-            tables[index][0] = destination
-            self.pool.insert(index, rule.checkpoint_hash(request.block_hashes, num_tokens), source)
-            self._copies.append((request.key, (index, source, destination)))
+        loaded for a request that waits, if blocks are not short."""
+        if self._state_groups and self._enable_prefix_caching:
+            blocks = self._blocks[request.key]
+            copies = self._checkpoints.keep_loaded(blocks, request.block_hashes, num_tokens)
+            self._copies += [(request.key, copy) for copy in copies]
 
     def release(self, request: Request) -> None:
         """Free all blocks of the request, the last ones first. Do nothing if the request has
