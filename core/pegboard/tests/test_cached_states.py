@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from test_kv_cache import make_request, small_cache
-
+from pegboard.data.request import EngineRequest
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.kv.cache import KVCache
+from pegboard.engine.kv.plan import plan_kv
+from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import State
+from pegboard_testing.fake_limits import fake_limits
+from pegboard_testing.fake_model import fake_kv_spec
+
+
+def make_request(tokens: list[int], id: str) -> Request:
+    source = EngineRequest(request_id=id, prompt_token_ids=tokens, params=SamplingParams())
+    return Request.of(source)
+
+
+def small_cache(state: State) -> KVCache:
+    limits = fake_limits(max_model_len=32)
+    return KVCache(plan_kv({0: fake_kv_spec(state)}, 0, limits, num_blocks_override=40), limits)
 
 
 def test_a_state_is_cached_at_its_checkpoints() -> None:
