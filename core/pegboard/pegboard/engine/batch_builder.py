@@ -12,7 +12,7 @@ import numpy as np
 from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
 from pegboard.engine.encoder_cache import EncoderCache
-from pegboard.engine.kv.cache import Copy, NewBlocks
+from pegboard.engine.kv.request_blocks import Copy, NewBlocks
 from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.requests import Request

@@ -35,7 +35,7 @@ from pegboard.engine.batch_builder import Entry, StepSchedule, build_batch, shar
 from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
-from pegboard.engine.kv.cache import Copy, NewBlocks
+from pegboard.engine.kv.request_blocks import Copy, NewBlocks
 from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics

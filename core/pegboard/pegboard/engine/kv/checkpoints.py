@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pegboard.engine.kv.pool import BlockPool
+from pegboard.engine.kv.request_blocks import Copy, RequestBlocks
 from pegboard.engine.kv.rules import FullRule
 from pegboard.engine.kv.special_rules import StateRule
-
-if TYPE_CHECKING:
-    from pegboard.engine.kv.cache import Copy, RequestBlocks
 
 
 class Checkpoints:
