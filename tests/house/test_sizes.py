@@ -27,10 +27,10 @@ CEILINGS = {
     "cli": 345,
     "config": 750,
     "data": 825,
-    "engine": 2190,
+    "engine": 2195,
     "engine/boundary": 695,
     "engine/grammar": 470,
-    "engine/kv": 805,
+    "engine/kv": 850,
     "engine/metrics": 275,
     "front": 1930,
     "interfaces": 1515,
@@ -38,7 +38,7 @@ CEILINGS = {
     "ops": 430,
     "plan": 985,
     "plugins": 1300,
-    "worker": 3430,
+    "worker": 3435,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

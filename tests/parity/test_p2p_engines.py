@@ -85,9 +85,15 @@ def test_prompts_are_read_with_a_library(
 
 
 def check(
-    open_llm: Callable[..., LLM], directory: Path, engine: dict[str, Any], connector: str
+    open_llm: Callable[..., LLM],
+    directory: Path,
+    engine: dict[str, Any],
+    connector: str,
+    distance: int | None = None,
 ) -> None:
-    size = engine.get("block_size", 4)
+    """distance: tokens between two places where a loaded prefix may end; None = those of a
+    block."""
+    size = distance or engine.get("block_size", 4)
     with open_llm(directory, **engine) as llm:
         expected = [each.outputs[0].token_ids for each in ask(llm, [None] * len(PROMPTS), 9)]
     with open_llm(directory, **engine, **settings(free_port(), connector)) as prefill:

@@ -19,7 +19,8 @@ def as_words(rows: Tensor) -> Tensor:
 
 class BlockRows:
     """Copies blocks between the KV memory and rows of bytes. A row holds, for every layer of the
-    group in order, the block's part of every tensor of the layer.
+    group in order, the block's part of every tensor of the layer. A pipeline stage may have no
+    layer of a group. Its rows have no bytes.
 
     parts: (name, dtype, shape of a block) of every tensor, in the order of the row. num_bytes: of a
     row. views: layer index → the layer's tensors, each [num_blocks, …], in which a block is
@@ -39,11 +40,13 @@ class BlockRows:
         words = [as_words(part) for part in memory]
         self._memory = words if all(part.dtype == torch.int64 for part in words) else memory
         self._sizes = [part.shape[1] for part in self._memory]
-        self._like = self._memory[0]
+        self._like = self._memory[0] if self._memory else torch.empty(0, dtype=torch.uint8)
 
     def read(self, block_ids: Sequence[int]) -> Tensor:
         """Return copies of the blocks: uint8 [number of blocks, num_bytes] on the host."""
         rows = self._like.new_empty(len(block_ids), sum(self._sizes))
+        if not self.num_bytes:
+            return rows
         ids = torch.tensor(block_ids, device=rows.device)
         for part, memory in zip(rows.split(self._sizes, 1), self._memory, strict=True):
             torch.index_select(memory, 0, ids, out=part)
@@ -53,6 +56,8 @@ class BlockRows:
     def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
         """Copy rows, contiguous uint8 [number of blocks, num_bytes] on the host, into the
         blocks."""
+        if not self.num_bytes:
+            return
         rows = rows.to(self._like.device).view(self._like.dtype)
         ids = torch.tensor(block_ids, device=rows.device)
         for part, memory in zip(rows.split(self._sizes, 1), self._memory, strict=True):

@@ -6,17 +6,21 @@ loaded while the request that computed it still runs, and a window has not dropp
 The block tables come from the batches and not from the engine's tables: a batch says which blocks a
 request got, and what the engine has dropped since stays intact until the worker half has read it
 (see `KVConnectorWorker.save`).
+
+States are saved by the step that goes on at a place where a prefix may end, because that step
+changes them.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from pegboard.data.batch import Batch, TransferReport
+from pegboard.interfaces.attention import State
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup, Match, Release
 from pegboard.interfaces.scheduling_policy import RequestView
 from pegboard_kv.plan import Place, TransferPlan, encode
@@ -46,13 +50,18 @@ class BlockStore(Protocol):
 @dataclass(slots=True)
 class _Tracked:
     """A request that holds blocks. tables: its block ids per KV group, including blocks that were
-    dropped since. num_seen: blocks per group that were considered for saving. wake_at: below this
-    number of confirmed tokens there is nothing new."""
+    dropped since. num_seen: blocks per group that were considered for saving. start: how many
+    tokens were cached. wake_at: below this number of confirmed tokens there is nothing new.
+    state_at, saved_at: the last places, in tokens, where its states were considered for saving, and
+    were saved."""
 
     request: RequestView
     tables: list[list[int]]
     num_seen: list[int]
+    start: int = 0
     wake_at: int = 0
+    state_at: int = 0
+    saved_at: int = 0
 
 
 @dataclass(slots=True)
@@ -83,6 +92,9 @@ class StoreScheduler:
         plan = setup.plan
         self._sizes = [group.block_size for group in plan.groups]
         self._strides = [size // plan.hash_block_size for size in self._sizes]
+        are_states = [isinstance(group.spec.retain, State) for group in plan.groups]
+        self._states = [group for group, is_state in enumerate(are_states) if is_state]
+        self._tokens = [group for group, is_state in enumerate(are_states) if not is_state]
         self._hash_size = plan.hash_block_size
         self.alignment = math.lcm(*self._sizes)
         self._expired = setup.expired
@@ -169,16 +181,28 @@ class StoreScheduler:
         end = request.num_computed_tokens
         start = end - num_external_tokens
         tables = [list(table) for table in blocks.block_ids]
-        self._tracked[request.key] = _Tracked(request, tables, [0] * len(tables))
+        self._tracked[request.key] = _Tracked(request, tables, [0] * len(tables), end)
         if not num_external_tokens:
             return
         self._loading[request.key] = request.block_hashes[start // self._hash_size :][:1]
         self._pending.loads[request.key] = [
-            Place(group, table[index], self._store.use(group, block_hash), block_hash, index * size)
-            for group, (table, size) in enumerate(zip(tables, self._sizes, strict=True))
-            for index in range(start // size, end // size)
-            if table[index] and (block_hash := self._hash(request, group, index))
+            Place(group, block_id, self._store.use(group, block_hash), block_hash, token)
+            for group, block_id, index, token in self._blocks_of(tables, start, end)
+            if (block_hash := self._hash(request, group, index))
         ]
+
+    def _blocks_of(
+        self, tables: list[list[int]], start: int, end: int
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (group, block id, index, first token) of what is loaded for the tokens start … end.
+        Without the states, none of them is of use."""
+        for group in self._tokens:
+            size = self._sizes[group]
+            for index in range(start // size, end // size):
+                if tables[group][index]:
+                    yield group, tables[group][index], index, index * size
+        for group in self._states:
+            yield group, tables[group][0], end // self._sizes[group] - 1, start
 
     # --- saves ------------------------------------------------------------------------------------
 
@@ -188,6 +212,8 @@ class StoreScheduler:
         if self._saves:
             for tracked in self._by_row.values():
                 self._save_full(tracked)
+            if self._states:
+                self._save_states(batch)
         pending = self._pending
         self._pending = _Pending()
         self._store.sent()
@@ -232,7 +258,9 @@ class StoreScheduler:
         num_planned = len(self._pending.saves)
         num_hashes = len(request.block_hashes)
         num_tokens = min(num_tokens, request.num_tokens)
-        for group, (table, size) in enumerate(zip(tracked.tables, self._sizes, strict=True)):
+        for group in self._tokens:
+            table = tracked.tables[group]
+            size = self._sizes[group]
             num_full = min(num_tokens // size, num_hashes // self._strides[group], len(table))
             for index in range(tracked.num_seen[group], num_full):
                 block_hash = self._hash(request, group, index)
@@ -241,14 +269,52 @@ class StoreScheduler:
                         Place(group, table[index], slot, block_hash, index * size)
                     )
             tracked.num_seen[group] = max(tracked.num_seen[group], num_full)
-        seen = [
-            (count + 1) * size for count, size in zip(tracked.num_seen, self._sizes, strict=True)
-        ]
-        tracked.wake_at = min(seen)
+        seen = [(tracked.num_seen[group] + 1) * self._sizes[group] for group in self._tokens]
+        tracked.wake_at = min(seen, default=0)
         places = self._pending.saves[num_planned:]
         if places:
             self.saved(request, places)
         return bool(places)
+
+    def _save_states(self, batch: Batch) -> None:
+        """Plan to save the states with which the batch's rows go on where a prefix may end. After
+        wrong drafts a row goes on there twice, and only the first time its states are those of the
+        place."""
+        starts = batch.num_computed_tokens
+        is_end = (starts > 0) & (starts % self.alignment == 0)
+        new = {request.row for request in batch.new}
+        sources = {
+            (group, destination): source
+            for group, source, destination in (batch.copy_blocks.tolist() if new else ())
+        }
+        for row, start in zip(batch.rows[is_end].tolist(), starts[is_end].tolist(), strict=True):
+            tracked = self._by_row.get(row)
+            if tracked is None or start <= tracked.state_at:
+                continue
+            tracked.state_at = start
+            blocks: dict[int, int | None] = {g: tracked.tables[g][0] for g in self._states}
+            if row in new:  # it has only those that are copied for it
+                blocks = {group: sources.get((group, b)) for group, b in blocks.items() if b}
+            self._save_state(tracked, start, blocks)
+
+    def _save_state(self, tracked: _Tracked, start: int, blocks: Mapping[int, int | None]) -> None:
+        """Plan to save the states after `start` tokens, which are in `blocks` by group. A load
+        within a step in flight may still fail, and then they are wrong."""
+        request = tracked.request
+        is_known = start <= len(request.block_hashes) * self._hash_size
+        is_certain = request.num_confirmed_tokens >= tracked.start
+        if not (is_known and is_certain and self.saves(request)) or None in blocks.values():
+            return
+        places = []
+        for group, block_id in blocks.items():
+            block_hash = self._hash(request, group, start // self._sizes[group] - 1)
+            slot = self._store.reserve(group, block_hash)
+            if slot is not None and block_id is not None:
+                places.append(Place(group, block_id, slot, block_hash, start))
+        tracked.saved_at = start
+        self._pending.saves += places
+        if places:
+            self.saved(request, places)
 
     def released(
         self,
@@ -256,7 +322,12 @@ class StoreScheduler:
         blocks: BlockView,
         why: Literal["finished", "aborted", "preempted"],
     ) -> Release:
-        tracked = self._tracked.pop(request.key, None)
+        release = self._release(request, why)
+        self._tracked.pop(request.key, None)
+        return release
+
+    def _release(self, request: RequestView, why: str) -> Release:
+        tracked = self._tracked.get(request.key)
         self._by_row = {row: other for row, other in self._by_row.items() if other is not tracked}
         if request.key in self._loading:  # the load may still be writing
             return Release(later=True)
@@ -269,7 +340,10 @@ class StoreScheduler:
         return Release(later, self.parameters_of(request) if is_asked else None)
 
     def full_tokens(self, request: RequestView) -> int:
-        """Return how many tokens of the request are in blocks that are full in all groups."""
+        """Return how many tokens of a tracked request another engine can load: those in blocks that
+        are full in all groups, up to the last saved states."""
+        if self._states:
+            return self._tracked[request.key].saved_at
         num_tokens = min(request.num_confirmed_tokens, request.num_tokens)
         num_hashed = len(request.block_hashes) * self._hash_size
         return min(num_tokens, num_hashed) // self.alignment * self.alignment

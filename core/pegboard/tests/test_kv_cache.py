@@ -613,27 +613,6 @@ def test_a_released_request_takes_its_waiting_copies_along() -> None:
     assert cache.pool.num_free == 39
 
 
-def test_a_state_is_cached_at_its_checkpoints() -> None:
-    cache = small_cache(State(checkpoint_every=4))
-    request = make_request(list(range(10)), id="a")
-    cache.allocate(request, 4)
-    cache.checkpoint(request, 3)
-    assert cache.take_copies() == []
-    cache.checkpoint(request, 4)
-    ((group, source, destination),) = cache.take_copies()
-    assert (group, source) == (0, cache.tables(request)[0][0])
-    cache.commit(request, 4)
-    assert cache.lookup(make_request(list(range(10)), id="b")).num_tokens == 0, (
-        "the copy may not have run yet"
-    )
-    cache.copies_done([(group, source, destination)])
-    cache.commit(request, 8)
-    hit = cache.lookup(make_request(list(range(10)), id="b"))
-    assert (hit.num_tokens, hit.block_ids) == (4, ([destination],))
-    cache.release(request)
-    assert cache.pool.num_free == 39
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(retains, min_size=1, max_size=3),

@@ -156,15 +156,22 @@ class KVConnectorContract:
         """Requests with shared prefixes, few blocks, preemption, chunks, steps in flight and
         aborts."""
         chance = random.Random(seed)
+        max_drafts = chance.choice([0, 0, 2])
+        self.check_alone(chance, chance.choice(GROUPS), max_drafts)
+
+    def check_alone(
+        self, chance: random.Random, retains: Sequence[Retain], max_drafts: int
+    ) -> None:
+        """Check the tokens of random requests in random engines, one after the other."""
         arguments = {
             "block_size": chance.choice([1, 2, 4]),
             "spare_blocks": chance.randint(0, 16),
             "max_num_seqs": chance.randint(1, 4),
             "max_num_batched_tokens": chance.randint(5, 40),
             "max_in_flight": chance.randint(1, 3),
-            "max_drafts": chance.choice([0, 0, 2]),
+            "max_drafts": max_drafts,
         }
-        engine = self.engine(chance.choice(GROUPS), **arguments)
+        engine = self.engine(retains, **arguments)
         for _ in range(2):
             requests = {f"r{number}": _request(chance, f"r{number}") for number in range(9)}
             for request in requests.values():
@@ -182,8 +189,12 @@ class KVConnectorContract:
     @pytest.mark.parametrize("num_ranks", [1, 2])
     def test_every_rank_moves_its_own_part(self, num_ranks: int) -> None:
         """The halves of all ranks get the plans of one scheduler half. Their memories differ."""
-        probe = FakeEngine([Full(), Window(6)], identity="ranks")
-        engine = self.engine([Full(), Window(6)], "ranks")
+        self.check_ranks([Full(), Window(6)], num_ranks)
+
+    def check_ranks(self, retains: Sequence[Retain], num_ranks: int) -> None:
+        """Check that every rank loads what it has saved."""
+        probe = FakeEngine(retains, identity="ranks")
+        engine = self.engine(retains, "ranks")
         workers = [self._rank(engine, rank) for rank in range(1, num_ranks)]
         result = engine.generate(range(21), greedy(6))
         assert result.token_ids == probe.generate(range(21), greedy(6)).token_ids

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from pegboard.data.batch import TransferReport
-from pegboard.interfaces.attention import Full, KVGroup, KVView, Retain, Window
+from pegboard.interfaces.attention import Full, KVGroup, KVView, Retain, State, Window
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup
 from pegboard.interfaces.scheduling_policy import RequestView
 from pegboard_kv.peers.memory import Arena
@@ -30,7 +30,8 @@ from pegboard_kv.peers.scheduler import PeerScheduler
 from pegboard_kv.peers.store import BlockStore
 from pegboard_kv.peers.worker import PeerWorker
 from pegboard_kv.scheduler import StoreScheduler
-from pegboard_testing.contract_kv_connector import KVConnectorContract, TorchViews, greedy
+from pegboard_testing.contract_kv_connector import TorchViews, greedy
+from pegboard_testing.contract_kv_states import MovesStates
 from pegboard_testing.fake_connectors import Halves
 from pegboard_testing.fake_engine import FakeEngine
 
@@ -182,7 +183,7 @@ class FromBefore(PeerScheduler):
             self._sources[request.key] = ("127.0.0.1", self._before[0])
 
 
-class PeersContract(KVConnectorContract):
+class PeersContract(MovesStates):
     """Every connector whose engines exchange blocks passes these. Override `worker`."""
 
     def worker(self, setup: KVConnectorSetup, **options: Any) -> PeerWorker:
@@ -218,12 +219,15 @@ class PeersContract(KVConnectorContract):
             self.last = (self.port, worker.half.store)
         return scheduler, worker
 
-    @pytest.mark.parametrize("retains", [[Full()], [Full(), Window(6)]], ids=str)
+    @pytest.mark.parametrize(
+        "retains", [[Full()], [Full(), Window(6)], [Full(), State(8)]], ids=str
+    )
     def test_pull(self, start: Start, retains: list[Retain]) -> None:
         """The answer of the first engine is what the second one needs. Two first and two second
         engines go together in any way."""
         firsts = [start(retains), start(retains)]
         seconds = [start(retains), start(retains)]
+        end = 16 if State(8) in retains else 20
         for number, first in enumerate(firsts):
             prompt = [number, *PROMPT]
             tokens, answer, cached = first.run(ASK, prompt)
@@ -237,7 +241,7 @@ class PeersContract(KVConnectorContract):
             }
             assert cached == 0
             for second in seconds:
-                assert second.run(answer, prompt) == (tokens, None, 20)
+                assert second.run(answer, prompt) == (tokens, None, end)
 
     def test_push(self, start: Start) -> None:
         """The first engine sends its blocks to the second one, which waits for them."""

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from pegboard.data.batch import Batch
 from pegboard.engine.engine import Engine
-from pegboard.engine.kv.cache import RequestBlocks
 from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
+from pegboard.engine.kv.request_blocks import RequestBlocks
 from pegboard.engine.kv.special_rules import StateRule
 from pegboard.engine.loras import Adapter
 from pegboard.engine.requests import Request

@@ -144,7 +144,7 @@ class FakeEngine:
 
     def _connector_setup(self) -> KVConnectorSetup:
         expired = [
-            make_rule(group, self.plan.hash_block_size).expired for group in self.plan.groups
+            make_rule(group, self.plan.hash_block_size).unneeded for group in self.plan.groups
         ]
         return KVConnectorSetup(self.plan, expired=expired)
 

@@ -103,6 +103,8 @@ class PeerWorker:
                 for place in self._plan.saves
                 if place.group == group and (group, place.block_hash) not in self.store
             }
+            if not block_rows.num_bytes:
+                continue  # the same rank of the other engine has no layers of the group either
             rows = block_rows.read([place.block_id for place in places.values()]) if places else ()
             for block_hash, row in zip(places, rows, strict=True):
                 self.store.save((group, block_hash), memoryview(row.numpy()))
@@ -166,7 +168,7 @@ class PeerWorker:
         until = time.monotonic() + self._options.timeout_s
         missing: list[int] = []
         for group, block_rows in enumerate(self._rows):
-            wanted = [place for place in places if place.group == group]
+            wanted = [place for place in places if place.group == group and block_rows.num_bytes]
             for start in range(0, len(wanted), AT_ONCE):
                 part = wanted[start : start + AT_ONCE]
                 present = self._load_part(part, block_rows, address, until)

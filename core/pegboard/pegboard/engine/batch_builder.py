@@ -12,7 +12,7 @@ import numpy as np
 from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
 from pegboard.engine.encoder_cache import EncoderCache
-from pegboard.engine.kv.cache import Copy, NewBlocks
+from pegboard.engine.kv.request_blocks import Copy, NewBlocks
 from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.requests import Request
@@ -35,7 +35,9 @@ class Entry(NamedTuple):
 class StepSchedule:
     """Collects the entries of a step. A prefill is *partial* if its prompt does not end in this
     step. It is *long* if the prompt is longer than the chunk limit. checkpoint_every: see
-    `KVCache`. max_rows: how many requests it may have. encoder: None = the model has only text."""
+    `KVCache`. max_rows: how many requests it may have. encoder: None = the model has only text.
+    ends_early: states are also kept at the last place before the end of a prompt, where another
+    engine begins that has the same prompt."""
 
     def __init__(
         self,
@@ -44,12 +46,15 @@ class StepSchedule:
         checkpoint_every: int,
         max_rows: int,
         encoder: EncoderCache | None = None,
+        *,
+        ends_early: bool = False,
     ) -> None:
         self.budget = budget
         self._most = limits.max_num_batched_tokens
         self._can_chunk = limits.enable_chunked_prefill
         self._max_chunk = min(max(1, budget.max_chunk), limits.long_prefill_token_threshold)
         self._every = checkpoint_every
+        self._ends_early = ends_early
         self.tokens_left = budget.max_tokens
         self._max_rows = max_rows
         self._encoder = encoder
@@ -90,7 +95,9 @@ class StepSchedule:
             num_tokens = self._encoder.limit(request, num_tokens)
             num_tokens = cut(request.whole, computed, num_tokens)
         if self._every and num_tokens > 1:
-            border = (computed + num_tokens) // self._every * self._every
+            stop = computed + num_tokens
+            is_early = self._ends_early and stop == request.num_tokens
+            border = (stop - is_early) // self._every * self._every
             if border > computed:
                 num_tokens = cut(request.whole, computed, border - computed) or num_tokens
         return num_tokens

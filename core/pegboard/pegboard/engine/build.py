@@ -287,7 +287,7 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
 def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[str, Any]:
     """Return the scheduler halves of the configured connectors, in order."""
     connectors = {}
-    expired = [make_rule(group, kv_plan.hash_block_size).expired for group in kv_plan.groups]
+    expired = [make_rule(group, kv_plan.hash_block_size).unneeded for group in kv_plan.groups]
     number = engine_number(config) * config.num_ranks
     for name in config.kv_connectors or ():
         entry = registry.choose("kv_connector", Need(), explicit=name, key=name).require()

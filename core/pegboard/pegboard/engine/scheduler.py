@@ -35,7 +35,7 @@ from pegboard.engine.batch_builder import Entry, StepSchedule, build_batch, shar
 from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
-from pegboard.engine.kv.cache import Copy, NewBlocks
+from pegboard.engine.kv.request_blocks import Copy, NewBlocks
 from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
@@ -111,7 +111,12 @@ class Scheduler:
         max_rows = share_of_stage(self._limits, self._live, len(self._steps))
         budget = self._budget(load)
         schedule = StepSchedule(
-            self._limits, budget, self._kv.checkpoint_every, max_rows, self._encoder
+            self._limits,
+            budget,
+            self._kv.checkpoint_every,
+            max_rows,
+            self._encoder,
+            ends_early=bool(self._live.connectors),
         )
         if not self.is_paused:
             self._schedule_running(schedule)

@@ -26,6 +26,7 @@ class Transfers:
         for request in loaded:
             request.status = RequestStatus.WAITING
             self._live.kv.commit(request, request.num_computed_tokens)
+            self._live.kv.keep_loaded(request, request.num_computed_tokens)
         for key, first_bad_token in failed.items():
             loading = live.get(key)
             if loading is None or loading.status not in (
@@ -47,8 +48,9 @@ class Transfers:
         """Handle a failed load between steps: keep the blocks if possible, and compute from the
         first bad token on."""
         request.status = RequestStatus.WAITING
-        request.not_loaded(first_bad_token)
-        if not self._live.kv.can_resume(request, first_bad_token):
+        can_resume = self._live.kv.can_resume(request, first_bad_token)
+        request.not_loaded(first_bad_token if can_resume else 0)
+        if not can_resume:
             self._live.drop_blocks(request)
         else:
             request.num_computed_tokens = min(request.num_computed_tokens, first_bad_token)

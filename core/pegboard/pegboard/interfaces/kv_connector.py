@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from pegboard.interfaces.scheduling_policy import RequestView
 
 
+STATES = "states"
+"""The flag of a connector that also moves the states of layers (see `KVConnectorSetup`). Others are
+refused with models that have states."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVConnectorSpec(Spec):
     """`implementation` is the scheduler half. worker: "module:Class" of the worker half.
     parameters: the names in a request's `kv_transfer_params` that it reads. A request with a name
     that no configured connector reads is refused. alone: why no other connector may be beside it;
-    "" = others may be."""
+    "" = others may be. flags: STATES."""
+
+    FLAGS = frozenset({STATES})
 
     worker: str
     parameters: frozenset[str] = frozenset()
@@ -38,6 +45,13 @@ class KVConnectorSetup:
     server. expired: for each KV group, number of computed tokens → the
     entries of a block table that no later token reads. A prefix needs the other entries only. The
     worker half does not have it.
+
+    A group of states (`State`) has no block for each `block_size` tokens. Entry 0 of its table is
+    the request's state, which every step changes. Other prefixes begin at the states after
+    multiples of `block_size` tokens. `expired` is about these: entry i is the state at the end of
+    block i, with the chain's hash there as its name, and a prefix needs the last one only. It is
+    saved by the plan of the step that goes on there, from entry 0, or from the block that
+    `Batch.copy_blocks` copies to entry 0 of a new request. It is loaded to entry 0.
     """
 
     plan: "KVPlan"

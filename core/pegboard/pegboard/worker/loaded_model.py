@@ -21,6 +21,7 @@ from pegboard.interfaces.attention import (
     KVPlan,
     State,
 )
+from pegboard.interfaces.kv_connector import STATES
 from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.quantization import QuantizationMethod, QuantizationNeed, QuantizationSetup
 from pegboard.interfaces.spec import Need
@@ -202,10 +203,12 @@ class LoadedModel:
         setup = self.setup
         config = setup.config
         declared = self.build.declared
-        if declared.states and config.kv_connectors:
-            raise ConfigError(
-                "the model has layers with states, which are not transferred; remove kv_connectors"
-            )
+        for name in config.kv_connectors or () if declared.states else ():
+            if STATES not in setup.registry.spec(setup.registry.find("kv_connector", name)).flags:
+                raise ConfigError(
+                    f"the model has layers with states, which the KV connector {name} cannot move; "
+                    "remove it from kv_connectors"
+                )
         if declared.states and config.spec_method and config.pipeline_parallel_size > 1:
             raise ConfigError(
                 "the model has layers with states, and only the last pipeline stage knows the "
@@ -246,7 +249,8 @@ class LoadedModel:
             setup.kernels,
             config.batch_invariant,
         )
-        every = (config.mamba_block_size or STATE_EVERY) if config.enable_prefix_caching else 0
+        is_kept = config.enable_prefix_caching or bool(config.kv_connectors)
+        every = (config.mamba_block_size or STATE_EVERY) if is_kept else 0
         retain = State(checkpoint_every=every, takes_drafts=config.spec_method is not None)
         states = {
             index: KVCacheSpec(tensors=tensors, retain=retain, unit="request")

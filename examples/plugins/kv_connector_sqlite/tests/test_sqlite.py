@@ -13,14 +13,15 @@ from pegboard_kv_connector_sqlite.worker import SqliteWorker
 from pegboard.errors import ConfigError
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_kv_connector import Halves, KVConnectorContract, greedy
+from pegboard_testing.contract_kv_connector import Halves, greedy
+from pegboard_testing.contract_kv_states import MovesStates
 
 
 def test_contract() -> None:
     check_entry(installed_entry("kv_connector", "sqlite"))
 
 
-class TestSqlite(KVConnectorContract):
+class TestSqlite(MovesStates):
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> None:
         self.path = tmp_path / "blocks.sqlite"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.interfaces.kv_connector import KVConnectorSpec
+from pegboard.interfaces.kv_connector import STATES, KVConnectorSpec
 from pegboard_kv.role import PARAMETERS
 
 LMCACHE = KVConnectorSpec(
@@ -10,6 +10,7 @@ LMCACHE = KVConnectorSpec(
     implementation="pegboard_kv_connector_lmcache.scheduler:LMCacheScheduler",
     worker="pegboard_kv_connector_lmcache.worker:LMCacheWorker",
     parameters=PARAMETERS,
+    flags=frozenset({STATES}),
     options="pegboard_kv_connector_lmcache.options:LMCacheOptions",
     probe="pegboard_kv_connector_lmcache.probe:probe",
 )

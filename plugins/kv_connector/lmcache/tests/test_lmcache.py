@@ -21,7 +21,8 @@ from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.spec import Absent
 from pegboard.plugins.importing import probe_facts
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_kv_connector import Halves, KVConnectorContract, greedy
+from pegboard_testing.contract_kv_connector import Halves, greedy
+from pegboard_testing.contract_kv_states import MovesStates
 from pegboard_testing.fake_engine import FakeEngine
 
 LIBRARIES = ["fake"] if find_spec("lmcache") is None else ["fake", "real"]
@@ -65,7 +66,7 @@ def test_entry(name: str) -> None:
     check_entry(installed_entry("kv_connector", name))
 
 
-class TestLMCache(KVConnectorContract):
+class TestLMCache(MovesStates):
     @pytest.fixture(autouse=True)
     def remote(self, library: str, url: str) -> None:
         self.library = library

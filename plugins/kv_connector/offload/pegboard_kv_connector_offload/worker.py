@@ -33,7 +33,7 @@ class OffloadWorker:
         self._plan = decode(plan)
         for group, rows in enumerate(self._rows):
             places = [place for place in self._plan.saves if place.group == group]
-            if places:
+            if places and rows.num_bytes:
                 slots = torch.tensor([place.slot for place in places])
                 copies = rows.read([place.block_id for place in places])
                 as_words(self._memory[group]).index_copy_(0, slots, as_words(copies))
@@ -42,7 +42,7 @@ class OffloadWorker:
         for wanted in self._plan.loads.values():
             for group, rows in enumerate(self._rows):
                 places = [place for place in wanted if place.group == group]
-                if places:
+                if places and rows.num_bytes:
                     slots = torch.tensor([place.slot for place in places])
                     copies = as_words(self._memory[group]).index_select(0, slots).view(torch.uint8)
                     rows.write([place.block_id for place in places], copies)

@@ -15,7 +15,8 @@ from pegboard_kv_connector_offload.worker import OffloadWorker
 from pegboard.errors import ConfigError
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_kv_connector import Halves, KVConnectorContract, greedy
+from pegboard_testing.contract_kv_connector import Halves, greedy
+from pegboard_testing.contract_kv_states import MovesStates
 from pegboard_testing.fake_engine import FakeEngine
 
 
@@ -24,7 +25,7 @@ def test_contract(name: str) -> None:
     check_entry(installed_entry("kv_connector", name))
 
 
-class TestOffload(KVConnectorContract):
+class TestOffload(MovesStates):
     outlives = False
     num_blocks = 1000
     eviction_policy: Literal["lru", "arc"] = "lru"
@@ -60,6 +61,10 @@ class TestSmallOffload(TestOffload):
     test_a_prefix_is_loaded = None  # type: ignore[assignment]
     test_a_shorter_prefix_is_loaded_too = None  # type: ignore[assignment]
     test_every_rank_moves_its_own_part = None  # type: ignore[assignment]
+    test_states_are_loaded = None  # type: ignore[assignment]
+    test_a_prefix_ends_where_the_states_are_known = None  # type: ignore[assignment]
+    test_a_longer_prefix_than_the_local_one_is_loaded = None  # type: ignore[assignment]
+    test_every_rank_moves_its_own_states = None  # type: ignore[assignment]
     test_a_small_cache_computes_little_again = None  # type: ignore[assignment]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.interfaces.kv_connector import KVConnectorSpec
+from pegboard.interfaces.kv_connector import STATES, KVConnectorSpec
 from pegboard_kv.role import PEER_PARAMETERS
 
 P2P = KVConnectorSpec(
@@ -10,5 +10,6 @@ P2P = KVConnectorSpec(
     implementation="pegboard_kv.peers.scheduler:PeerScheduler",
     worker="pegboard_kv_connector_p2p.worker:P2PWorker",
     parameters=PEER_PARAMETERS,
+    flags=frozenset({STATES}),
     options="pegboard_kv.peers.options:PeerOptions",
 )

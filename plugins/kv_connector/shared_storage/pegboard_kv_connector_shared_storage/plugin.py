@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.interfaces.kv_connector import KVConnectorSpec
+from pegboard.interfaces.kv_connector import STATES, KVConnectorSpec
 from pegboard_kv.role import PARAMETERS
 
 SHARED_STORAGE = KVConnectorSpec(
@@ -10,5 +10,6 @@ SHARED_STORAGE = KVConnectorSpec(
     implementation="pegboard_kv_connector_shared_storage.scheduler:SharedStorageScheduler",
     worker="pegboard_kv_connector_shared_storage.worker:SharedStorageWorker",
     parameters=PARAMETERS,
+    flags=frozenset({STATES}),
     options="pegboard_kv_connector_shared_storage.options:SharedStorageOptions",
 )

@@ -17,10 +17,12 @@ from pegboard_kv_connector_shared_storage.scheduler import SharedStorageSchedule
 from pegboard_kv_connector_shared_storage.worker import SharedStorageWorker
 
 from pegboard.errors import ConfigError
-from pegboard.interfaces.attention import Full, Window
-from pegboard.interfaces.kv_connector import KVConnectorSetup
+from pegboard.interfaces.attention import Full, State, Window
+from pegboard.interfaces.kv_connector import KVConnectorSetup, Match
+from pegboard.interfaces.scheduling_policy import RequestView
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_kv_connector import Halves, KVConnectorContract, greedy
+from pegboard_testing.contract_kv_connector import Halves, greedy
+from pegboard_testing.contract_kv_states import MovesStates
 from pegboard_testing.fake_engine import FakeEngine
 
 Damage = Callable[[Path], object]
@@ -90,7 +92,7 @@ def test_contract(name: str) -> None:
     check_entry(installed_entry("kv_connector", name))
 
 
-class TestSharedStorage(KVConnectorContract):
+class TestSharedStorage(MovesStates):
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> None:
         self.options = SharedStorageOptions(shared_storage_path=tmp_path / "kv")
@@ -127,6 +129,45 @@ class TestSharedStorage(KVConnectorContract):
                 "the files were written again"
             )
             self.close(third)
+
+    def test_states_that_are_gone_between_match_and_load(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = self.engine([Full(), State(8)])
+        expected = first.generate(range(21), greedy(6)).token_ids
+        self.close(first)
+        second = self.engine([Full(), State(8)])
+        assert second.connector is not None
+        match = second.connector.match
+
+        def evicted(request: RequestView, num_local_tokens: int) -> Match | None:
+            answer = match(request, num_local_tokens)
+            for file in self.files():
+                if file.name.startswith("1-"):
+                    file.unlink()
+            return answer
+
+        monkeypatch.setattr(second.connector, "match", evicted)
+        result = second.generate(range(21), greedy(6))
+        assert (result.token_ids, result.deltas[0].num_cached_tokens) == (expected, 0)
+        assert second.engine.stats()["external_prefix_cache_hits_total"] == 0
+        second.check_idle()
+        self.close(second)
+
+    def test_requests_that_share_states_load_them_once(self) -> None:
+        first = self.engine([Full(), State(8)])
+        expected = first.generate(range(21), greedy(6)).token_ids
+        self.close(first)
+        second = self.engine([Full(), State(8)])
+        for name in "abc":
+            second.add(name, range(21), greedy(6))
+        second.run()
+        assert {tuple(result.token_ids) for result in second.results.values()} == {tuple(expected)}
+        stats = second.engine.stats()
+        names = ("external_prefix_cache_hits_total", "prefix_cache_hits_total")
+        assert [stats[name] for name in names] == [16, 32]
+        second.check_idle()
+        self.close(second)
 
     def test_a_block_under_another_name_is_refused(self) -> None:
         first = self.engine()

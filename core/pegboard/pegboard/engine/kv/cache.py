@@ -16,19 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from pegboard.config.limits import Limits
+from pegboard.engine.kv.checkpoints import Checkpoints
 from pegboard.engine.kv.hashes import BlockHasher
 from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
+from pegboard.engine.kv.request_blocks import Copy, NewBlocks, RequestBlocks
 from pegboard.engine.kv.residency import BlockResidency
 from pegboard.engine.kv.special_rules import StateRule, make_rule
 from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.metrics import BlocksRemoved, BlocksStored, KVEvent
-
-NewBlocks = tuple[list[int], ...]
-"""Block ids appended to a request's tables, per group."""
-
-Copy = tuple[int, int, int]
-"""(group, source block, destination block)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,38 +37,13 @@ class PrefixHit:
     block_ids: tuple[list[int], ...]
 
 
-class RequestBlocks:
-    """The block tables of one request. capacity: how many tokens fit its blocks. wake_at: below
-    this number of tokens `commit` has nothing to do. checkpoint: (number of tokens, blocks) of a
-    state copy that the prefix cache cannot find yet."""
-
-    __slots__ = (
-        "tables",
-        "capacity",
-        "wake_at",
-        "num_hashed",
-        "num_dropped",
-        "checkpoint",
-        "keeps_for_children",
-    )
-
-    def __init__(self, num_groups: int) -> None:
-        self.tables: NewBlocks = tuple([] for _ in range(num_groups))
-        self.capacity = 0
-        self.wake_at = 0
-        self.num_hashed = [0] * num_groups
-        self.num_dropped = [0] * num_groups
-        self.keeps_for_children = True
-        self.checkpoint: tuple[int, tuple[int, ...]] | None = None
-
-
 class KVCache:
     """Only the scheduler calls it. `allocate` and `commit` are hot: they run once per running
     request and step.
 
-    has_states: a group stores a state per request. checkpoint_every: all states are cached at
-    multiples of this number of tokens, so a prefill chunk should end there; 0 = states are not
-    cached.
+    has_states: a group stores a state per request. checkpoint_every: all states are kept at
+    multiples of this number of tokens, by the prefix cache and by KV connectors, so a prefill chunk
+    should end there; 0 = states are not kept.
     """
 
     def __init__(self, plan: KVPlan, limits: Limits, *, reports_events: bool = False) -> None:
@@ -85,7 +56,8 @@ class KVCache:
         )
         self.rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
         self._enable_prefix_caching = limits.enable_prefix_caching
-        self._state_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, StateRule)]
+        self._checkpoints = Checkpoints(self.pool, self.rules)
+        self._state_groups = self._checkpoints.groups
         self.has_states = bool(self._state_groups)
         self._token_groups = [i for i in range(len(self.rules)) if i not in self._state_groups]
         self._alignment = math.lcm(
@@ -95,7 +67,7 @@ class KVCache:
             partial(self.pool.find, i) for i in range(len(self.rules))
         ]
         every = [rule.checkpoint_every for rule in self.rules if isinstance(rule, StateRule)]
-        self.checkpoint_every = math.lcm(*every) if every and limits.enable_prefix_caching else 0
+        self.checkpoint_every = math.lcm(*every) if every else 0
         self.hasher = BlockHasher(limits.hash_algo, plan.hash_block_size, plan.identity)
         self._nothing: NewBlocks = tuple([] for _ in self.rules)
         self._blocks: dict[str, RequestBlocks] = {}
@@ -159,7 +131,7 @@ class KVCache:
             self.hasher.extend(request)
             for index in self._token_groups:
                 self._publish(request, blocks, index, num_tokens)
-            self._publish_checkpoint(blocks, request.block_hashes, num_tokens)
+            self._checkpoints.publish(blocks, request.block_hashes, num_tokens)
         keeps = request.num_waiting_children and blocks.keeps_for_children
         keep_from = min(num_tokens, request.num_prompt_tokens - 1) if keeps else num_tokens
         for index in self._token_groups:
@@ -225,21 +197,6 @@ class KVCache:
             for event in self.pool.take_events()
             if not isinstance(event, BlocksRemoved) or event.group not in self._state_groups
         ]
-
-    def _publish_checkpoint(
-        self, blocks: RequestBlocks, hashes: Sequence[bytes], num_tokens: int
-    ) -> None:
-        """Insert the checkpoint that was copied before a step into the cache, once its tokens are
-        known. Then release the request's reference."""
-        if blocks.checkpoint is None or num_tokens <= blocks.checkpoint[0]:
-            return
-        at, block_ids = blocks.checkpoint
-        for index, block_id in zip(self._state_groups, block_ids, strict=True):
-            rule = self.rules[index]
-            assert isinstance(rule, StateRule)
-            self.pool.insert(index, rule.checkpoint_hash(hashes, at), block_id)
-        blocks.checkpoint = None
-        self.pool.free(block_ids)
 
     def _drop_expired(self, blocks: RequestBlocks, index: int, num_tokens: int) -> None:
         expired = self.rules[index].expired(num_tokens)
@@ -326,7 +283,9 @@ class KVCache:
         self, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int
     ) -> NewBlocks | None:
         shared = [b for i in self._token_groups for b in hit.block_ids[i]]
-        sources = [hit.block_ids[i][0] for i in self._state_groups if hit.block_ids[i]]
+        # what a connector loads takes the place of the hit's states
+        has_states = num_computed_tokens <= hit.num_tokens
+        sources = [b for i in self._state_groups if has_states for b in hit.block_ids[i]]
         layouts = [
             self._first_layout(index, num_tokens, hit, num_computed_tokens)
             for index in range(len(self.rules))
@@ -400,25 +359,20 @@ class KVCache:
         return True
 
     def checkpoint(self, request: Request, num_computed_tokens: int) -> None:
-        """Copy the request's states before its next step if they are at a multiple of
-        `checkpoint_every`. Do nothing if blocks are short."""
-        every = self.checkpoint_every
-        blocks = self._blocks[request.key]
-        if (
-            not every
-            or num_computed_tokens == 0
-            or num_computed_tokens % every
-            or blocks.checkpoint is not None
-        ):
-            return
-        taken = self.pool.take(len(self._state_groups))
-        if taken is None:
-            return
-        blocks.checkpoint = (num_computed_tokens, tuple(taken))
-        for index, destination in zip(self._state_groups, taken, strict=True):
-            source = blocks.tables[index][0]
-            self.pool.touch([source])
-            self._copies.append((request.key, (index, source, destination)))
+        """Copy the request's states before its next step, if the prefix cache keeps them there and
+        blocks are not short."""
+        every = self.checkpoint_every if self._enable_prefix_caching else 0
+        if every and not num_computed_tokens % every:
+            copies = self._checkpoints.keep(self._blocks[request.key], num_computed_tokens)
+            self._copies += [(request.key, copy) for copy in copies]
+
+    def keep_loaded(self, request: Request, num_tokens: int) -> None:
+        """Let the prefix cache find the states after `num_tokens` tokens, which a connector has
+        loaded for a request that waits, if blocks are not short."""
+        if self._state_groups and self._enable_prefix_caching:
+            blocks = self._blocks[request.key]
+            copies = self._checkpoints.keep_loaded(blocks, request.block_hashes, num_tokens)
+            self._copies += [(request.key, copy) for copy in copies]
 
     def release(self, request: Request) -> None:
         """Free all blocks of the request, the last ones first. Do nothing if the request has

@@ -55,6 +55,11 @@ class FullRule:
         computed."""
         return range(0)
 
+    def unneeded(self, num_tokens: int) -> range:
+        """Return which of the cached blocks up to `num_tokens` a prefix of so many tokens does not
+        need."""
+        return self.expired(num_tokens)
+
     def next_expiry(self, num_computed_tokens: int) -> int:
         """Return the next number of computed tokens at which more entries may expire."""
         return NEVER

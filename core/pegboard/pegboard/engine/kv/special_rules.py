@@ -48,6 +48,10 @@ class StateRule(FullRule):
     def max_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
         return self._num_states + (1 if self.checkpoint_every else 0)
 
+    def unneeded(self, num_tokens: int) -> range:
+        """Return all checkpoints but the last one. Checkpoint i is at the end of block i."""
+        return range(num_tokens // self.block_size - 1)
+
     def hit(self, find: Find, hashes: Sequence[bytes], max_tokens: int, alignment: int) -> int:
         if not self.checkpoint_every:
             return 0
