@@ -69,6 +69,7 @@ def torchrun(temp: Path, *command: object, ranks: int = 2) -> subprocess.Complet
     return ended
 
 
+@pytest.mark.slow
 def test_the_example_prints_the_same_on_all_ranks(checkpoint: Path, tmp_path: Path) -> None:
     ended = torchrun(tmp_path / "temp", EXAMPLE, checkpoint)
     assert ended.returncode == 0, ended.stderr

@@ -85,6 +85,7 @@ def test_two_engines_answer_as_one(tmp_path: Path, name: str) -> None:
     with_engines(tmp_path, use)
 
 
+@pytest.mark.slow
 def test_two_engines_of_two_ranks(tmp_path: Path) -> None:
     make_model("mixtral", num_local_experts=4, num_experts_per_tok=2).save_pretrained(tmp_path)
     want = expected(tmp_path)

@@ -13,6 +13,7 @@ from pegboard import LLM, SamplingParams
 pytestmark = pytest.mark.real_model
 
 
+@pytest.mark.slow
 def test_the_same_tokens(smollm2_gguf: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "tensor_parallel_size": 2,

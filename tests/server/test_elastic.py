@@ -123,6 +123,7 @@ def test_engines_with_shared_out_experts(start_mixture: StartServer) -> None:
     elastic.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_scale(start_server: StartServer) -> None:
     fixed = start_server("--plugins-enable", "api:admin")
     status, body = scale(fixed, new_data_parallel_size=2)

@@ -119,6 +119,7 @@ def test_clients_hear_of_a_death_on_another_host(
     host.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_host_ends_with_its_server(start: Start) -> None:
     two, host = start()
     with running_stream(two):

@@ -289,6 +289,7 @@ def test_bench_refuses(server: Server, words: list[str], told: str) -> None:
     assert ended.returncode != 0 and told in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_batch_file(llava: MediaReference, tmp_path: Path) -> None:
     """An image in a file of requests is answered as over HTTP, and a broken one by itself is
     refused."""
