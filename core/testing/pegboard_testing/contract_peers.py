@@ -24,10 +24,11 @@ from pegboard.data.batch import TransferReport
 from pegboard.interfaces.attention import Full, KVGroup, KVView, Retain, State, Window
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup
 from pegboard.interfaces.scheduling_policy import RequestView
-from pegboard_kv.peers.memory import Arena
+from pegboard_kv.peers.memory import Arena, address_of
 from pegboard_kv.peers.options import PeerOptions
 from pegboard_kv.peers.scheduler import PeerScheduler
-from pegboard_kv.peers.store import BlockStore
+from pegboard_kv.peers.store import HostStore
+from pegboard_kv.peers.transport import Reading, Transport
 from pegboard_kv.peers.worker import PeerWorker
 from pegboard_kv.scheduler import StoreScheduler
 from pegboard_testing.contract_kv_connector import TorchViews, greedy
@@ -144,7 +145,7 @@ class Lasting:
 class Known:
     """The `BlockStore` of what the worker half of the engine before has."""
 
-    def __init__(self, store: BlockStore | None) -> None:
+    def __init__(self, store: HostStore | None) -> None:
         self._store = store
 
     def find(self, group: int, block_hash: bytes) -> int | None:
@@ -164,7 +165,7 @@ class FromBefore(PeerScheduler):
     """As if every request named the engine before, and how many tokens it has."""
 
     def __init__(
-        self, options: PeerOptions, setup: KVConnectorSetup, before: tuple[int, BlockStore] | None
+        self, options: PeerOptions, setup: KVConnectorSetup, before: tuple[int, HostStore] | None
     ) -> None:
         super().__init__(options, setup)
         self._store = Known(before and before[1])
@@ -193,7 +194,7 @@ class PeersContract(MovesStates):
     @pytest.fixture(autouse=True)
     def workers(self) -> Iterator[None]:
         self.halves_in_use: list[Lasting] = []
-        self.last: tuple[int, BlockStore] | None = None
+        self.last: tuple[int, HostStore] | None = None
         self.port = 0
         yield
         for worker in self.halves_in_use:
@@ -367,3 +368,26 @@ def check_two_processes(worker: Callable[..., PeerWorker], program: Path) -> Non
             process.kill()
             process.wait()
             loads_nothing(start(), answer)
+
+
+def part(side: Transport, content: bytes) -> memoryview:
+    """Return a part of a transport's memory with this content."""
+    memory = side.memory.take(len(content))
+    assert memory is not None
+    memory[:] = content
+    return memory
+
+
+def soon() -> float:
+    """Return the time until which a test waits."""
+    return time.monotonic() + 5
+
+
+def check_read(first: Reading, second: Reading) -> None:
+    """The second transport reads what is in the first one's memory."""
+    there = [part(first, bytes([number]) * 1000) for number in range(3)]
+    here = [part(second, bytes(1000)) for _ in there]
+    addresses = [address_of(each) for each in there]
+    for _ in range(2):
+        second.read(first.endpoint, list(zip(addresses, here, strict=True)), soon())
+    assert [bytes(each) for each in here] == [bytes([number]) * 1000 for number in range(3)]

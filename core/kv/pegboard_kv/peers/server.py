@@ -14,7 +14,7 @@ import msgspec
 from pegboard.errors import ConfigError
 from pegboard.log import get_logger
 from pegboard_kv.peers.book import AddressBook
-from pegboard_kv.peers.store import BlockStore
+from pegboard_kv.peers.store import HostStore
 from pegboard_kv.peers.transport import Transport
 from pegboard_kv.peers.wire import (
     Engine,
@@ -47,7 +47,7 @@ class BlockServer:
         address: tuple[str, int],
         engine: Engine,
         transport: Transport,
-        store: BlockStore,
+        store: HostStore,
         book: AddressBook,
         sizes: Sequence[int],
         *,

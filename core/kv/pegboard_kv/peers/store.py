@@ -12,7 +12,7 @@ Name = tuple[int, bytes]
 """A block: its KV group and its hash."""
 
 
-class BlockStore:
+class HostStore:
     """The newest blocks that fit into `max_bytes` of `memory`. All methods may be called by any
     thread. Who has got a block may read it as long as it likes."""
 

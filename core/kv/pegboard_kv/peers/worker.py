@@ -21,7 +21,7 @@ from pegboard_kv.peers.connections import Address, Peers
 from pegboard_kv.peers.options import PeerOptions
 from pegboard_kv.peers.plan import Plan, decode
 from pegboard_kv.peers.server import BlockServer
-from pegboard_kv.peers.store import BlockStore, Name
+from pegboard_kv.peers.store import HostStore, Name
 from pegboard_kv.peers.transport import Transport
 from pegboard_kv.peers.wire import Engine, PeerError
 from pegboard_kv.plan import Place, TransferPlan
@@ -66,7 +66,7 @@ class PeerWorker:
             endpoint=transport.endpoint,
         )
         self._transport = transport
-        self.store = BlockStore(options.num_bytes, transport.memory)
+        self.store = HostStore(options.num_bytes, transport.memory)
         self._peers = Peers(self._engine, transport, options.timeout_s)
         self._server: BlockServer | None = None
         self._threads = ThreadPoolExecutor(NUM_THREADS, "kv-transfer")

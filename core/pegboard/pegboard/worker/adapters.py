@@ -98,7 +98,7 @@ class Adapters:
                 f"it changes modules that this model does not have: {', '.join(unknown[:5])}"
                 if self._fixed.isdisjoint(unknown)
                 else f"it changes {', '.join(unknown[:5])}; heads for classes take no "
-                "adapters, and neither do encoders of images or sound, and modules "
+                "adapters, and neither do encoders of images or sound, nor modules "
                 "that are not linear layers of their own"
             )
         return digest, [slots.fitted(weights, scaling) for slots in self._slots]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from pegboard_kv.role import Role
+from pegboard_kv.named_store import NamedStoreOptions
 
 
-class LMCacheOptions(BaseModel):
+class LMCacheOptions(NamedStoreOptions):
     """Where LMCache keeps the blocks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     remote_url: str = Field(
         description="LMCache's address of the store, such as lm://host:65432 or fs://host:0/folder"
@@ -22,15 +20,4 @@ class LMCacheOptions(BaseModel):
     )
     settings: dict[str, Any] = Field(
         default_factory=dict, description="further settings, as in LMCache's configuration file"
-    )
-    role: Role = Field(
-        "kv_both", description="kv_producer only saves, kv_consumer only loads, kv_both does both"
-    )
-    prefill_wait_s: float = Field(
-        5.0,
-        ge=0,
-        description=(
-            "seconds that a request with do_remote_prefill waits for blocks that another engine "
-            "is writing"
-        ),
     )

@@ -76,7 +76,8 @@ class LMCacheStore:
             )
         except Exception as error:  # the library's errors have no common class
             raise ConfigError(
-                f"LMCache cannot be started with {settings}: {type(error).__name__}: {error}"
+                f"LMCache cannot be started: {type(error).__name__}: {error}; check remote_url, "
+                "max_local_cpu_size and settings"
             ) from error
         self._writing: set[Any] = set()
         backends = self._manager.storage_backends
@@ -86,7 +87,8 @@ class LMCacheStore:
         ):
             self.close()
             raise ConfigError(
-                f"LMCache cannot use remote_url={options.remote_url!r}; its log says why. It must "
+                f"LMCache cannot use remote_url={_without_password(options.remote_url)!r}; its log "
+                "says why. It must "
                 "name a store that LMCache knows and that answers"
             )
 
@@ -143,6 +145,11 @@ class LMCacheStore:
         while any(map(self._is_written_later, self._writing)) and time.monotonic() < until:
             time.sleep(0.005)
         self._manager.close()
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, place = url.partition("://")
+    return f"{scheme}{separator}{place.rpartition('@')[2]}"
 
 
 def _in_daemon(build: Callable[[], Any]) -> Any:

@@ -147,8 +147,9 @@ def test_a_block_that_does_not_fit(url: str, setup: KVConnectorSetup) -> None:
 
 
 def test_a_store_that_is_none(setup: KVConnectorSetup) -> None:
+    """The password in the address is not shown."""
     with pytest.raises(ConfigError, match="remote_url='nowhere://a:1'"):
-        LMCacheWorker(LMCacheOptions(remote_url="nowhere://a:1"), setup)
+        LMCacheWorker(LMCacheOptions(remote_url="nowhere://me:secret@a:1"), setup)
 
 
 def test_settings_that_are_none(url: str, setup: KVConnectorSetup) -> None:

@@ -26,7 +26,14 @@ from pegboard_kv.peers.memory import address_of
 from pegboard_kv.peers.wire import PeerError
 from pegboard_kv.peers.worker import PeerWorker
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_peers import ReadingContract, check_two_processes, until
+from pegboard_testing.contract_peers import (
+    ReadingContract,
+    check_read,
+    check_two_processes,
+    part,
+    soon,
+    until,
+)
 
 needs_library = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
 LIBRARIES = ["fake"] if find_spec("nixl") is None else ["fake", "real"]
@@ -58,25 +65,9 @@ def two() -> Iterator[tuple[NixlTransport, NixlTransport]]:
 Two = tuple[NixlTransport, NixlTransport]
 
 
-def part(side: NixlTransport, content: bytes) -> memoryview:
-    memory = side.memory.take(len(content))
-    assert memory is not None
-    memory[:] = content
-    return memory
-
-
-def soon() -> float:
-    return time.monotonic() + 5
-
-
 def test_read(two: Two) -> None:
     first, second = two
-    there = [part(first, bytes([number]) * 1000) for number in range(3)]
-    here = [part(second, bytes(1000)) for _ in there]
-    addresses = [address_of(each) for each in there]
-    for _ in range(2):
-        second.read(first.endpoint, list(zip(addresses, here, strict=True)), soon())
-    assert [bytes(each) for each in here] == [bytes([number]) * 1000 for number in range(3)]
+    check_read(first, second)
     assert second._late == []
 
 

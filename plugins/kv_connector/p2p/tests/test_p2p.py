@@ -20,7 +20,7 @@ from pegboard.errors import ConfigError
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard_kv.peers.book import AddressBook
 from pegboard_kv.peers.options import PeerOptions
-from pegboard_kv.peers.store import BlockStore
+from pegboard_kv.peers.store import HostStore
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_peers import (
     ASK,
@@ -232,7 +232,7 @@ def test_the_address_book() -> None:
 
 
 def test_the_store_keeps_the_newest() -> None:
-    store = BlockStore(30)
+    store = HostStore(30)
     for number in range(4):
         store.put((0, bytes([number])), memoryview(bytes(10)))
         assert (0, b"\0") in store
