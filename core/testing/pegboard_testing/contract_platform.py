@@ -86,7 +86,7 @@ class PlatformContract:
                 f"no engine settings: {sorted(defaults.keys() - known)}"
             )
             assert defaults.keys() >= NEEDED, f"no default for {sorted(NEEDED - defaults.keys())}"
-            check_engine(msgspec.structs.replace(EngineConfig(), **defaults))
+            check_engine(msgspec.structs.replace(EngineConfig(max_loras=1), **defaults))
             torch.ones(2, dtype=getattr(torch, str(defaults["dtype"])), device=device.name)
             memory = defaults.get("kv_cache_memory_bytes")
             assert memory is None or (

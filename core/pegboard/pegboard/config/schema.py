@@ -484,7 +484,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     lora_dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        doc("Type of adapters; auto = dtype", needs="max_loras"),
+        doc(
+            "Type of adapters; auto = dtype, and on a CPU bfloat16 if the checkpoint has no "
+            "type because its weights are packed, and dtype is auto too",
+            needs="max_loras",
+        ),
     ] = "auto"
     fully_sharded_loras: Annotated[
         bool,

@@ -35,6 +35,8 @@ def with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfig
     }
     if "gpu_memory_utilization" in settings.sources:
         open_settings.discard("kv_cache_memory_bytes")
+    if not settings.engine.max_loras or "dtype" not in open_settings:
+        open_settings.discard("lora_dtype")  # that of the model, if the user chose it
     filled = {
         name: value
         for name, value in platform.defaults(plan.checkpoint.dtype).items()

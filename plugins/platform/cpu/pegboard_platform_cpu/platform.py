@@ -128,10 +128,13 @@ class CPUPlatform:
         return programs() if programs is not None else None
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
-        """dtype is the checkpoint's. The KV cache gets 4 GiB or 40 % of the free memory, whichever
-        is less, divided among the ranks. The system allocates it only as blocks are used."""
+        """dtype is the checkpoint's. Adapters of packed weights, whose checkpoint names no type,
+        are in bfloat16: that takes half the time to read, and rounds less than such weights. The KV
+        cache gets 4 GiB or 40 % of the free memory, whichever is less, divided among the ranks. The
+        system allocates it only as blocks are used."""
         return {
             "dtype": checkpoint_dtype if checkpoint_dtype in HALVES else "float32",
+            "lora_dtype": "bfloat16" if checkpoint_dtype is None else "auto",
             "block_size": BLOCK_SIZE,
             "max_num_seqs": 128,
             "max_num_batched_tokens": BATCHED_TOKENS,
