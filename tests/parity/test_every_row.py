@@ -18,6 +18,7 @@ from test_fallback_parity import NARROW, UNKNOWN
 from test_formulas import MODELS, Plamo2, write_model
 from test_gemma3n_parity import CASES as GEMMA_3N
 from test_latent_parity import kimi_of, pangu_of
+from test_mistral_format import write as write_params
 from test_state_parity import ARCHITECTURES as STATES
 from tiny_models import open_llm, random_prompts
 
@@ -47,6 +48,8 @@ def formulas_of(name: str, model: Callable[[], Any]) -> Row:
     return lambda write, folder: write_model(name, model(), folder)
 
 
+MISTRAL = "MistralLarge3ForCausalLM"
+"""Its checkpoint is in Mistral's own format."""
 ROWS: dict[str, Row] = {
     **{name: written(*row) for name, row in OWN.items()},
     **{f"gemma3n, {name}": written("gemma3n_text", row) for name, row in GEMMA_3N.items()},
@@ -57,6 +60,7 @@ ROWS: dict[str, Row] = {
     "JAISLMHeadModel": lambda write, folder: write_jais(folder),
     "OuroForCausalLM": lambda write, folder: write_ouro(folder),
     "kimi_linear": lambda write, folder: kimi_of(write, max_position_embeddings=512),
+    MISTRAL: lambda write, folder: write_params(folder, "latent attention"),
     "pangu": lambda write, folder: pangu_of(write, sandwich=False),
     "pangu, more norms": lambda write, folder: pangu_of(write, sandwich=True),
 }
@@ -64,7 +68,12 @@ THROUGH_TRANSFORMERS: dict[str, Row] = {name: written(*row) for name, row in FAL
 CASES = [*((name, True) for name in ROWS), *((name, False) for name in THROUGH_TRANSFORMERS)]
 """(name, whether the model has code of its own; otherwise transformers' modules run)"""
 
-LARGE_BLOCKS = {*STATES, "DeciLMForCausalLM", "kimi_linear"}
+LARGE_BLOCKS = {
+    *STATES,
+    "DeciLMForCausalLM",
+    "kimi_linear",
+    "mimo_v2_flash, sinks in some layers",
+}
 """Blocks of all groups have equal bytes. Beside states, and beside layers with more heads, those of
 a layer hold up to 80 tokens, so the texts are longer."""
 CHUNK = 24
@@ -85,7 +94,9 @@ def test_row(write: Write, tmp_path: Path, name: str, own: bool) -> None:
     settings: dict[str, Any] = {"max_model_len": 64} if own else {"max_model_len": 64, **UNKNOWN}
     if name in LARGE_BLOCKS:
         settings = {"max_model_len": 320, "hf_overrides": {"max_position_embeddings": 512}}
-    if name == NARROW:
+    if name == MISTRAL:
+        settings["load_format"] = "mistral"
+    if name in NARROW:
         settings["attention_backend"] = "cpu_paged"
     for dtype, limit in LIMITS.items():
         with open_llm(

@@ -16,6 +16,19 @@ ARCHITECTURES = {
         {"attention_bias": True, "mlp_bias": True, "head_dim": 12},
     ),
     "mistral, window": ("mistral", {"sliding_window": 9}),
+    "ministral3, late queries": (
+        "ministral3",
+        {
+            "head_dim": 8,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "qwen2": ("qwen2", {"rope_theta": 1e6}),
     "qwen2, windows above layer 1": (
         "qwen2",

@@ -58,6 +58,7 @@ class LlamaModel(Decoder):
     """Attention and a feed-forward block, each after a norm."""
 
     shape_class: type[Shape] = Shape
+    attention_class: type[SelfAttention] = SelfAttention
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         shape = self.shape_class(config)
@@ -69,7 +70,7 @@ class LlamaModel(Decoder):
         norm_of_heads = self.head_norm(shape)
 
         def layer(build: Build, index: int) -> nn.Module:
-            attention = SelfAttention(
+            attention = self.attention_class(
                 build.at("self_attn"),
                 index,
                 hidden,
