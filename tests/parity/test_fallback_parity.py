@@ -126,7 +126,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 9,
             "n_routed_experts": 4,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
+            "moe_intermediate_size": 24,
         },
     ),
 }
