@@ -7,9 +7,8 @@ import re
 import tomllib
 from typing import Any
 
-from pegboard_testing.authoring import models_page
-
 from pegboard.plugins import discovery
+from pegboard_testing.authoring import models_page
 
 ROW = re.compile(r"\| `([^`]+)` \| `([^`]+)` \|")
 
