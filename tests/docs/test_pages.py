@@ -76,13 +76,18 @@ def test_generated_files_are_current() -> None:
 
 
 def test_the_page_of_models_contradicts_no_entry_point() -> None:
-    data = {"fallback": ["A"], "missing": {"states": ["C"]}}
+    data = {"fallback": ["A"], "missing": {"states": ["C"]}, "remarks": {"eager": ["B"]}}
     assert [way for _, way, _ in models_page.rows(data, {"B": "own"})] == [
         "fallback",
         "`own`",
         "not yet",
     ]
-    for own in ({"A": "own", "B": "own"}, {"B": "own", "C": "own"}):
+    assert [remark for _, _, remark in models_page.rows(data, {"B": "own"})] == [
+        "",
+        "eager",
+        "states",
+    ]
+    for own in ({"A": "own", "B": "own"}, {"B": "own", "C": "own"}, {}):
         with pytest.raises(ValueError, match="is wrong about"):
             list(models_page.rows(data, own))
 

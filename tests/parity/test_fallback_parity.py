@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pegboard.errors import ModelError
+
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 8}),
     "gemma2, capped scores and logits": (
@@ -78,6 +80,55 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 1,
         },
     ),
+    "gpt_oss, sinks and windows": (
+        "gpt_oss",
+        {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "llama4, chunks": (
+        "llama4_text",
+        {
+            "head_dim": 8,
+            "attention_chunk_size": 7,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 40,
+            "no_rope_layers": [1, 1, 0],
+            "interleave_moe_layer_step": 2,
+        },
+    ),
+    "granite_swa, sinks": ("granite_swa", {"sliding_window": 9}),
+    "granitemoe_swa, sinks": (
+        "granitemoe_swa",
+        {"sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "flint, sinks": (
+        "flint",
+        {
+            "head_dim": 8,
+            "sliding_window": 9,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    "mimo_v2_flash, sinks in some layers": (
+        "mimo_v2_flash",
+        {
+            "head_dim": 12,
+            "v_head_dim": 8,
+            "sliding_window": 9,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
 }
 
 EAGER = {
@@ -87,10 +138,15 @@ EAGER = {
     "qwen3_moe, experts": "Qwen3MoeTopKRouter.forward computes linear",
     "granitemoe, experts under other names": "GraniteMoeTopKRouter.forward computes linear",
     "phimoe, its own router": "PhimoeTopKRouter.forward computes linear",
+    "gpt_oss, sinks and windows": "GptOssTopKRouter.forward computes linear",
+    "llama4, chunks": "Llama4TextRotaryEmbedding.forward computes float",
+    "granitemoe_swa, sinks": "GraniteMoeSWATopKRouter.forward computes linear",
+    "flint, sinks": "FlintTopKRouter.forward computes linear",
 }
 """Those that the CPU kernels cannot record, and what the log says about them."""
-NARROW = "deepseek_v2, latent attention"
-"""Its values have fewer channels than its keys, which the attention of the CPU kernels refuses."""
+NARROW = ("deepseek_v2, latent attention", "mimo_v2_flash, sinks in some layers")
+"""Their values have fewer channels than their keys, which the attention of the CPU kernels
+refuses."""
 UNKNOWN: dict[str, Any] = {"hf_overrides": {"architectures": ["UnheardOfForCausalLM"]}}
 
 
@@ -100,7 +156,7 @@ def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     check_parity(write(model_type, **config), **UNKNOWN)
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in (*EAGER, NARROW)])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in (*EAGER, *NARROW)])
 def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_recorded(write(model_type, **config), **UNKNOWN)
@@ -114,6 +170,16 @@ def test_what_is_eager_says_why(
     model_type, config = ARCHITECTURES[name]
     check_parity(write(model_type, **config), block_size=16, **UNKNOWN)
     assert EAGER[name] in caplog.text
+
+
+def test_queries_scaled_by_position(write: Any, check_parity: Any) -> None:
+    """transformers' Llama 4 counts positions from the start of a step. That is right only where
+    nothing is scaled yet."""
+    _, config = ARCHITECTURES["llama4, chunks"]
+    reference = write("llama4_text", **config, floor_scale=64, attn_temperature_tuning=True)
+    with pytest.raises(ModelError, match="set max_model_len below 64"):
+        check_parity(reference, **UNKNOWN)
+    check_parity(reference, max_model_len=63, **UNKNOWN)
 
 
 def test_a_known_architecture_under_an_unknown_name(write: Any, check_parity: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pegboard import SamplingParams
+from pegboard.errors import ModelError
 
 ARCHITECTURES = {
     "llama": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -16,6 +17,19 @@ ARCHITECTURES = {
         {"attention_bias": True, "mlp_bias": True, "head_dim": 12},
     ),
     "mistral, window": ("mistral", {"sliding_window": 9}),
+    "ministral3, late queries": (
+        "ministral3",
+        {
+            "head_dim": 8,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "qwen2": ("qwen2", {"rope_theta": 1e6}),
     "qwen2, windows above layer 1": (
         "qwen2",
@@ -56,6 +70,20 @@ ROPE = {
 def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_parity(write(model_type, **config))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3_moe"])
+def test_dual_chunks(write: Any, check_parity: Any, open_llm: Any, model_type: str) -> None:
+    """Within the first chunk this is plain attention, and so it is where the config is
+    overridden."""
+    chunks = {"chunk_size": 56, "local_size": 8, "original_max_position_embeddings": 56}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    more = experts if model_type == "qwen3_moe" else {}
+    reference = write(model_type, dual_chunk_attention_config=chunks, **more)
+    check_parity(reference, max_model_len=48, lengths=(6, 38))
+    check_parity(reference, hf_overrides={"dual_chunk_attention_config": None})
+    with pytest.raises(ModelError, match="48 tokens; max_model_len is 64. Set max_model_len to at"):
+        open_llm(reference.directory)
 
 
 def test_gritlm_is_a_mistral(write: Any, check_parity: Any) -> None:

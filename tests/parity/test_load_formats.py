@@ -11,8 +11,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from pegboard_weight_loader_mistral.params import MODULES, NAMES, OUTSIDE
-from safetensors.torch import load_file, save_file
+from mistral_format import write_mistral
+from safetensors.torch import load_file
 from tiny_models import TOLERANCE, make_model
 
 from pegboard import LLM, SamplingParams
@@ -47,23 +47,7 @@ def as_pickles(folder: Path) -> None:
 def as_mistral(folder: Path) -> None:
     """Write the model in Mistral's own format, whose Q and K have their rows in pairs."""
     weights = load_file(folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    names = {ours: theirs for theirs, ours in OUTSIDE.items()}
-    modules = {ours: theirs for theirs, ours in MODULES.items()}
-    stored = {}
-    for name, value in weights.items():
-        if name not in names:
-            _, _, layer, module = name.removesuffix(".weight").split(".", 3)
-            names[name] = f"layers.{layer}.{modules[module]}.weight"
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = value.shape[0] // config["head_dim"]
-            halves = value.view(heads, 2, config["head_dim"] // 2, value.shape[1])
-            value = halves.transpose(1, 2).reshape(value.shape)
-        stored[names[name]] = value.contiguous()
-    save_file(stored, folder / "consolidated.safetensors")
-    params = {theirs: config[ours] for theirs, ours in NAMES.items() if config.get(ours)}
-    params["rope_theta"] = config["rope_parameters"]["rope_theta"]
-    (folder / "params.json").write_text(json.dumps(params | {"max_seq_len": 64}))
+    write_mistral(folder, weights, json.loads((folder / "config.json").read_text()))
     (folder / "model.safetensors").unlink()
     (folder / "config.json").unlink()
 

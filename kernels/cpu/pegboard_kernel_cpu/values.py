@@ -226,9 +226,7 @@ class Value(torch.Tensor):
         x = values[0]
         if isinstance(function, OpOverload):  # of a library, which may take no meta tensors
             raise refusal(f"computes {name}")
-        result = function(
-            *(arg.meta if type(arg) is cls else arg for arg in args), **(kwargs or {})
-        )
+        result = function(*map(_without_memory, args), **(kwargs or {}))
         if isinstance(result, Tensor):
             return x._view(result, name)
         if isinstance(result, list | tuple) and result and isinstance(result[0], Tensor):
@@ -265,6 +263,12 @@ class Value(torch.Tensor):
     def is_whole(self) -> bool:
         _, offset, width, stride = self.place
         return offset == 0 and width == stride
+
+
+def _without_memory(argument: Any) -> Any:
+    if type(argument) is Value:
+        return argument.meta
+    return argument.to("meta") if isinstance(argument, Tensor) else argument
 
 
 def leaves(args: Any) -> Any:

@@ -2,7 +2,7 @@
 which do not run yet.
 
 Model plugins are found through the entry points of the repository. `models.toml` has the
-architectures without one.
+architectures without one, and remarks.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ def rows(data: Mapping[str, Any], plugins: Mapping[str, str]) -> Iterator[tuple[
     """Yield the lines of the table, in the order of the names. Raises ValueError if the data
     contradicts the entry points."""
     missing = reasons(data["missing"])
+    remarks = reasons(data["remarks"])
     fallback = set(data["fallback"])
-    if wrong := sorted(plugins.keys() & (missing.keys() | fallback)):
+    if wrong := sorted(
+        plugins.keys() & (missing.keys() | fallback) | remarks.keys() - plugins.keys()
+    ):
         raise ValueError(
             f"{DATA.name} is wrong about {', '.join(wrong)}: compare it with the entry points of "
             "the model plugins"
@@ -59,7 +62,7 @@ def rows(data: Mapping[str, Any], plugins: Mapping[str, str]) -> Iterator[tuple[
         plugins.keys() | missing.keys() | fallback, key=lambda name: (name.lower(), name)
     ):
         if name in plugins:
-            yield name, f"`{plugins[name]}`", ""
+            yield name, f"`{plugins[name]}`", remarks.get(name, "")
         elif name in fallback:
             yield name, "fallback", ""
         else:

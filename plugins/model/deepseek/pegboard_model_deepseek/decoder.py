@@ -13,6 +13,7 @@ from pegboard.layers import Build, Linear, Norm, Rope, Rotation
 from pegboard_model_deepseek.shape import Shape
 from pegboard_models.blocks import GatedMLP, PreNorm
 from pegboard_models.decoder import Decoder, scaled
+from pegboard_models.lateness import late
 from pegboard_models.latent import LatentAttention
 from pegboard_models.rope import rope_parameters, scaled_rope
 
@@ -96,7 +97,8 @@ def mlp(build: Build, shape: Shape, width: int | None = None) -> GatedMLP:
 
 
 class LatentSelfAttention(nn.Module):
-    """Latent attention. With q_lora_rank, queries too are functions of a small vector.
+    """Latent attention. With q_lora_rank, queries too are functions of a small vector. A step may
+    have factors of queries [T, 1].
     latent_scale: factor of the latent. choice: how keys are chosen (see `deepseek_v32`)."""
 
     def __init__(
@@ -149,11 +151,14 @@ class LatentSelfAttention(nn.Module):
             heads=(heads, 1, shape.value_dim),
         )
 
-    def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, rotation: Rotation | None, factors: Tensor | None = None
+    ) -> Tensor:
         small = hidden
         if self.q_a_proj is not None and self.q_a_layernorm is not None:
             small = self.q_a_layernorm(self.q_a_proj(hidden))
         q = self.q_proj(small).view(hidden.shape[0], self.attention.num_heads, -1)
+        q = late(q, factors)
         kv = self.kv_a_proj(hidden)
         latent = scaled(self.kv_a_layernorm(kv[:, : self.rank]), self.latent_scale)
         return self.o_proj(

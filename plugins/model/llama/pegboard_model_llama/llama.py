@@ -58,8 +58,10 @@ class LlamaModel(Decoder):
     """Attention and a feed-forward block, each after a norm."""
 
     shape_class: type[Shape] = Shape
+    attention_class: type[SelfAttention] = SelfAttention
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        refuse_far_tokens(config, build.max_positions)
         shape = self.shape_class(config)
         base, scaling = rope_parameters(config)
         hidden = shape.hidden_size
@@ -69,7 +71,7 @@ class LlamaModel(Decoder):
         norm_of_heads = self.head_norm(shape)
 
         def layer(build: Build, index: int) -> nn.Module:
-            attention = SelfAttention(
+            attention = self.attention_class(
                 build.at("self_attn"),
                 index,
                 hidden,
@@ -118,6 +120,22 @@ class Qwen3Model(LlamaModel):
     @staticmethod
     def head_norm(shape: Shape) -> HeadNorm | None:
         return partial(each_head, eps=shape.eps)
+
+
+def refuse_far_tokens(config: Mapping[str, Any], length: int | None) -> None:
+    """Raise ModelError if the checkpoint has dual-chunk attention (An et al. 2024), and requests
+    may be longer than its first chunk. Within that it is plain attention. length: of the longest
+    request, in tokens; None = not known."""
+    rule = config.get("dual_chunk_attention_config")
+    if not isinstance(rule, Mapping):
+        return
+    first = size_of(rule, "chunk_size") - (read(rule, "local_size", int) or 0)
+    if length is not None and length > first:
+        raise ModelError(
+            f"the checkpoint has dual-chunk attention, which is computed for its first chunk only, "
+            f"{first} tokens; max_model_len is {length}. Set max_model_len to at most {first}, or "
+            "hf_overrides with dual_chunk_attention_config=null to attend plainly to far tokens too"
+        )
 
 
 def mlp(build: Build, shape: Shape, width: int | None = None) -> GatedMLP:

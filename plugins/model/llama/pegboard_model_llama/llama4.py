@@ -14,14 +14,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import (
     Build,
     Experts,
-    Layer,
     Norm,
     Rope,
     Rotation,
@@ -30,8 +28,9 @@ from pegboard.layers import (
     size_of,
 )
 from pegboard_model_llama.llama import Shape, mlp
-from pegboard_models.blocks import ExpertsBlock, PreNorm, SelfAttention
+from pegboard_models.blocks import ExpertsBlock, PreNorm
 from pegboard_models.decoder import Decoder
+from pegboard_models.lateness import LateAttention, Lateness
 from pegboard_models.norms import PlainNorm
 from pegboard_models.rope import rope_parameters, scaled_rope
 
@@ -97,7 +96,7 @@ class Llama4Layers:
         self.shape = shape
         self.rope = rope
         self.lateness = (
-            Lateness(build, shape.tuning, shape.max_positions)
+            Lateness(build, shape.tuning, shape.max_positions, shift=1)
             if shape.tuning and not all(shape.rotates)
             else None
         )
@@ -136,7 +135,7 @@ class Llama4Model(Decoder):
         return self.layers(hidden, *self.step(positions))
 
 
-class ScaledAttention(SelfAttention):
+class ScaledAttention(LateAttention):
     """The model normalizes queries and keys after their rotation, which does not change their
     length, so they are normalized before it. Layers that do not rotate scale the queries of late
     tokens."""
@@ -157,35 +156,10 @@ class ScaledAttention(SelfAttention):
             self.q_norm = self.k_norm = PlainNorm(build, shape.heads[2], shape.eps)
         self.rotates = rotates
 
-    def forward(self, hidden: Tensor, rotation: Rotation | None, factors: Tensor | None) -> Tensor:
-        if factors is None or self.rotates:
-            return super().forward(hidden, rotation)
-        q, k, v = self.qkv_proj(hidden)
-        scaled = (q.flatten(1) * factors).to(q.dtype).view(q.shape)
-        out: Tensor = self.o_proj(self.attention(scaled, k, v, rotation))
-        return out
-
-
-class Lateness(Layer):
-    """positions [T] → the factors of queries, float32 [T, 1], or None if no position of this engine
-    needs one. The factor of position p is 1 + strength · log(1 + floor((p + 1) / step)).
-
-    length: how many positions the model may have.
-    """
-
-    def __init__(self, build: Build, tuning: tuple[int, float], length: int) -> None:
-        super().__init__(build)
-        self.step, self.strength = tuning
-        last = build.max_positions
-        self.length = length if last is None else min(length, last)
-
-    def bind(self) -> None:
-        if self.length < self.step:
-            self.forward = lambda positions: None
-            return
-        periods = (torch.arange(1, self.length + 1) // self.step).unsqueeze(1)
-        factors = (1 + self.strength * torch.log1p(periods)).to(self.build.device)
-        self.forward = lambda positions: factors[positions]
+    def forward(
+        self, hidden: Tensor, rotation: Rotation | None, factors: Tensor | None = None
+    ) -> Tensor:
+        return super().forward(hidden, rotation, None if self.rotates else factors)
 
 
 def experts(build: Build, shape: Llama4Shape) -> ExpertsBlock:

@@ -13,6 +13,7 @@ def _spec(place: str) -> ModelSpec:
 
 
 LLAMA = _spec("llama:LlamaModel")
+MINISTRAL3 = _spec("ministral:Ministral3Model")
 QWEN2 = _spec("llama:Qwen2Model")
 QWEN3 = _spec("llama:Qwen3Model")
 MIXTRAL = _spec("experts:MixtralModel")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from pegboard_model_llama.llama4 import Lateness, Llama4Model
+from pegboard_model_llama.llama4 import Llama4Model
 
 from pegboard.errors import ModelError
+from pegboard_models.lateness import Lateness
 from pegboard_testing.fake_build import fake_build
 
 CONFIG: dict[str, Any] = {
@@ -50,12 +51,12 @@ def test_layers_differ() -> None:
 def test_queries_are_scaled_from_a_position_on() -> None:
     """The factor is 1 before the first step. An engine whose requests all end before it computes no
     factors."""
-    late = Lateness(fake_build(), (8, 0.5), 40)
+    late = Lateness(fake_build(), (8, 0.5), 40, shift=1)
     late.bind()
     factors = late(torch.tensor([0, 6, 7, 14, 15])).flatten()
     torch.testing.assert_close(factors, torch.tensor([1, 1, 1.34657359, 1.34657359, 1.54930614]))
     for last, is_needed in ((7, False), (8, True)):
-        late = Lateness(replace(fake_build(), max_positions=last), (8, 0.5), 40)
+        late = Lateness(replace(fake_build(), max_positions=last), (8, 0.5), 40, shift=1)
         late.bind()
         assert (late(torch.arange(last)) is not None) == is_needed
 

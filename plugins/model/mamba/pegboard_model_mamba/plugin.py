@@ -5,11 +5,12 @@ from pegboard.interfaces.model import ModelSpec
 from pegboard.interfaces.spec import BATCH_INVARIANT
 
 
-def _spec(implementation: str) -> ModelSpec:
+def _spec(implementation: str, is_divided: bool = True) -> ModelSpec:
+    given = {"tensor_parallel", BATCH_INVARIANT} if is_divided else set()
     return ModelSpec(
         api="1.0",
         implementation=f"pegboard_model_mamba.{implementation}",
-        flags=frozenset({"tensor_parallel", BATCH_INVARIANT}),
+        flags=frozenset(given),
     )
 
 
@@ -28,3 +29,4 @@ MINIMAX = _spec("minimax:MiniMaxModel")
 ZAMBA2 = _spec("zamba:Zamba2Model")
 PLAMO2 = _spec("plamo:Plamo2Model")
 QWEN3_NEXT_MTP = _spec("prediction:Qwen3NextMTP")
+RECURRENT_GEMMA = _spec("griffin:RecurrentGemmaModel", is_divided=False)

@@ -25,10 +25,11 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from pegboard.errors import ModelError
-from pegboard.layers import Attention, Build, Embedding
+from pegboard.layers import Build, Embedding
 from pegboard_model_transformers.depths import divide
 from pegboard_model_transformers.modules import (
     EXPERT_TENSORS,
+    ModuleAttention,
     ModuleEmbedding,
     ModuleExperts,
     ModuleHead,
@@ -68,15 +69,17 @@ class TransformersModel(nn.Module):
             )
         dtype = getattr(torch, build.dtype)
         model = make_model(config, dtype)
+        refuse_counting(model.config, build.max_positions)
         inner = model.base_model
         notes = run_probe(model, inner, dtype)
         check_attention(model, notes.calls)
         part_calls = divide(build, inner, notes.calls, lambda: run_probe(model, inner, dtype))
         shares = Shares(build.tensor, model, part_calls)
-        declare_attention(build, model, part_calls, shares)
+        names = Names(model)
+        declare_attention(build, model, part_calls, shares, names)
         make_buffers(model, build.device)
         declare_rotary(build, model, notes.rotary)
-        self.embedding = declare_layers(build, model, shares)
+        self.embedding = declare_layers(build, model, shares, names)
         for module in model.modules():
             if isinstance(module, PreTrainedModel):
                 module.config._attn_implementation = SERVE
@@ -125,7 +128,10 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
         )
     refuse_config(parsed, model_class.__name__)
     parsed.use_cache = False
-    return built_on_meta(model_class, parsed, dtype, attn_implementation=PROBE)
+    model = built_on_meta(model_class, parsed, dtype, attn_implementation=PROBE)
+    if model.base_model is model and isinstance(getattr(model, "model", None), PreTrainedModel):
+        model.base_model_prefix = "model"  # Llama 4's is that of a model that also reads images
+    return model
 
 
 def parsed_config(config: Mapping[str, Any]) -> Any:
@@ -201,6 +207,19 @@ def refuse_config(config: Any, name: str) -> None:
             )
 
 
+def refuse_counting(config: Any, length: int | None) -> None:
+    """Raise ModelError if attention depends on positions that the modules count from the start of a
+    step. length: of the longest request, in tokens; None = not known."""
+    flat = getattr(config, "floor_scale", 0)
+    longest = length or config.max_position_embeddings
+    if getattr(config, "attn_temperature_tuning", False) and longest >= flat:
+        raise ModelError(
+            f"this {config.model_type} model scales queries from position {flat} on "
+            "(attn_temperature_tuning), and transformers' modules count positions from the start "
+            f"of a step; set max_model_len below {flat}, or use its own model plugin"
+        )
+
+
 def check_attention(model: Any, calls: list[AttentionCall]) -> None:
     """Raise ModelError unless each layer attends once."""
     name = type(model).__name__
@@ -214,16 +233,16 @@ def check_attention(model: Any, calls: list[AttentionCall]) -> None:
 
 
 def declare_attention(
-    build: Build, model: Any, calls: Sequence[AttentionCall | None], shares: Shares
+    build: Build, model: Any, calls: Sequence[AttentionCall | None], shares: Shares, names: Names
 ) -> None:
-    """Declare one paged attention layer for each attention module. None = the layer is not
-    there."""
+    """Declare one paged attention layer for each attention module, which holds the module's sinks.
+    None = the layer is not there."""
     paths = {id(module): path for path, module in model.named_modules()}
     for index, call in enumerate(calls):
         if call is None:
             continue
         path = paths[id(call.module)]
-        layer = Attention(
+        layer = ModuleAttention(
             replace(build.at(path), tensor=shares.attention(path)),
             index,
             call.num_heads,
@@ -233,7 +252,13 @@ def declare_attention(
             window=call.window,
             soft_cap=call.soft_cap,
             value_dim=call.value_dim if call.value_dim != call.head_dim else None,
+            chunk=call.chunk,
+            names=names,
+            sinks=call.sinks,
         )
+        if call.sinks is not None:
+            setattr(call.module, call.sinks, None)
+            names.held.add(f"{path}.{call.sinks}")
         setattr(call.module, PAGED, layer)
 
 
@@ -246,10 +271,9 @@ def declare_rotary(build: Build, model: Any, calls: Sequence[RotaryCall]) -> Non
         ModuleRotary(build.at(path), its_calls, length)
 
 
-def declare_layers(build: Build, model: Any, shares: Shares) -> Embedding:
+def declare_layers(build: Build, model: Any, shares: Shares, names: Names) -> Embedding:
     """Replace linear modules, stacked experts, the token embedding and the head by Pegboard's
     layers, and allocate all other tensors. Returns the embedding."""
-    names = Names(model)
     embedding = model.get_input_embeddings()
     head = model.get_output_embeddings()
     name = type(model).__name__
@@ -282,6 +306,7 @@ def declare_layers(build: Build, model: Any, shares: Shares) -> Embedding:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, layer)
     held = {f"{path}.{kind}" for path in replaced for kind in ("weight", "bias", *EXPERT_TENSORS)}
+    held |= names.held
     ModuleTensors(build, model, [target for target in names.targets if target not in held], names)
     return own_embedding
 

@@ -13,7 +13,7 @@ from transformers.integrations.moe import _default_apply_gate
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
-from pegboard.layers import Build, Embedding, Experts, Head, Layer, Linear
+from pegboard.layers import Attention, Build, Embedding, Experts, Head, Layer, Linear
 from pegboard.layers.activation import OPS
 from pegboard.layers.build import Holder
 from pegboard_model_transformers.names import Names, Source
@@ -50,6 +50,36 @@ class ModuleLinear(Linear):
             return out.view(*x.shape[:-1], -1)
 
         self.forward = forward
+
+
+class ModuleAttention(Attention):
+    """Attends for an attention module. sinks: the name of the module's parameter with the sinks;
+    None = it has none. options: see `Attention`."""
+
+    def __init__(
+        self, build: Build, *sizes: int, names: Names, sinks: str | None, **options: Any
+    ) -> None:
+        super().__init__(build, *sizes, has_sinks=sinks is not None, **options)
+        self.names = names
+        self.target = f"{build.path}.{sinks}"
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        if self.sinks is not None:
+            name = self._sinks_name(available)
+            (rows,) = self.sinks.names.values()
+            (spans,) = self.sinks.sources.values()
+            self.sinks.names = {name: rows}
+            self.sinks.sources = {name: spans}
+            self.wanted_sinks = [WantedWeight(name, wanted.shape) for wanted in self.wanted_sinks]
+        return super().declare(available)
+
+    def _sinks_name(self, available: Mapping[str, Any]) -> str:
+        source = self.names.source(self.target, available)
+        if source.converter is not None:
+            raise ModelError(
+                f"{self.target} is stored as {', '.join(source.names)}, which cannot be converted"
+            )
+        return source.names[0]
 
 
 EXPERT_TENSORS = ("gate_up_proj", "down_proj")

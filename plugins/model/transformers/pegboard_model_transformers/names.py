@@ -42,12 +42,13 @@ class Source:
 
 class Names:
     """The sources by name of the module's tensor. They are found once the checkpoint's index is
-    known."""
+    known. held: tensors that attention layers hold."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.targets: dict[str, Any] = dict(model.state_dict())
         self.sources: dict[str, Source] | None = None
+        self.held: set[str] = set()
 
     def source(self, target: str, available: Mapping[str, Any]) -> Source:
         """Return the source of `target`. Raises ModelError if the checkpoint has none. An empty

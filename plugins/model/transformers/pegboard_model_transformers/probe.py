@@ -9,12 +9,14 @@ see. Nothing is guessed from configs or class names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from pegboard.errors import ModelError
@@ -43,16 +45,19 @@ PASSIVE_ARGUMENTS = {
 @dataclass(frozen=True, slots=True)
 class Sight:
     """Replaces an attention mask in the probe. window: a query sees the last `window` keys; None =
-    all earlier keys. trouble: why the mask cannot be served. Models also create masks that they do
-    not use, so `trouble` counts only if an attention module receives the mask."""
+    all earlier keys. chunk: it sees the earlier keys of its chunk of so many positions. trouble:
+    why the mask cannot be served. Models also create masks that they do not use, so `trouble`
+    counts only if an attention module receives the mask."""
 
     window: int | None = None
+    chunk: int | None = None
     trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What one attention module needs. Sizes are as in `pegboard.layers.Attention`."""
+    """What one attention module needs. Sizes are as in `pegboard.layers.Attention`. sinks: the name
+    of the module's parameter with a sink for each head."""
 
     module: nn.Module
     num_heads: int
@@ -62,6 +67,8 @@ class AttentionCall:
     scale: float | None
     window: int | None
     soft_cap: float | None
+    chunk: int | None = None
+    sinks: str | None = None
 
 
 @dataclass(slots=True)
@@ -155,6 +162,8 @@ def _note_attention(
     dropout = kwargs.pop("dropout", 0.0)
     window = kwargs.pop("sliding_window", None)
     soft_cap = kwargs.pop("softcap", None)
+    sinks = _sinks_name(module, kwargs.pop("s_aux", None), notes.name)
+    chunk = None
     if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ModelError(
             f"{notes.name} has attention that is not causal; only decoders can be served"
@@ -178,6 +187,7 @@ def _note_attention(
         if attention_mask.trouble:
             raise ModelError(f"{notes.name} {attention_mask.trouble}")
         window = attention_mask.window
+        chunk = attention_mask.chunk
     elif attention_mask is not None and (
         not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2
     ):
@@ -189,20 +199,60 @@ def _note_attention(
     value_dim = value.shape[3]
     notes.calls.append(
         AttentionCall(
-            module, query.shape[1], key.shape[1], head_dim, value_dim, scaling, window, soft_cap
+            module,
+            query.shape[1],
+            key.shape[1],
+            head_dim,
+            value_dim,
+            scaling,
+            window,
+            soft_cap,
+            chunk,
+            sinks,
         )
     )
     return query.new_empty(1, PROBE_TOKENS, query.shape[1], value_dim), None
 
 
+def _sinks_name(module: nn.Module, sinks: Any, model: str) -> str | None:
+    """Return the name of the parameter that an attention module gives as its sinks, or None."""
+    if sinks is None:
+        return None
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter is sinks:
+            return name
+    raise ModelError(
+        f"{model} computes its attention sinks (s_aux); only those that are a parameter of the "
+        "attention module can be served"
+    )
+
+
+class WithoutPadding(TorchFunctionMode):
+    """Takes zeros for tensors on the meta device, which have no values. Mask functions ask them how
+    much padding a row has."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = tree_map(_as_zeros, (args, dict(kwargs or {})))
+        return func(*given[0], **given[1])
+
+
+def _as_zeros(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.device.type == "meta":
+        return torch.zeros(value.shape, dtype=value.dtype)
+    return value
+
+
 def _note_mask(
     *, mask_function: Callable[..., Any], local_size: int | None = None, **kwargs: Any
 ) -> Sight:
-    """Find out which keys a mask function lets a query see. Tested are the edges of a causal mask
-    and of a window."""
+    """Find out which keys a mask function lets a query see. Tested are the edges of a causal mask,
+    of a window and of a chunk."""
 
     def sees(query: int, key: int) -> bool:
-        return bool(mask_function(0, 0, torch.tensor(query), torch.tensor(key)))
+        with WithoutPadding():
+            return bool(mask_function(0, 0, torch.tensor(query), torch.tensor(key)))
 
     if sees(5, 6) or not sees(5, 5):
         return Sight(trouble="uses a mask that is not causal; only decoders can be served")
@@ -212,23 +262,22 @@ def _note_mask(
             if sees(100_000, 0)
             else Sight(trouble="uses a mask that hides earlier tokens, but is not a sliding window")
         )
-    far = 3 * local_size + 1
-    if (
-        not sees(far, far - local_size + 1)
-        or sees(far, far - local_size)
-        or not sees(far + 1, far - local_size + 2)
-    ):
-        return Sight(
-            trouble="uses chunked attention; only causal and sliding-window attention can be served"
-        )
-    return Sight(local_size)
+    size = local_size
+    far = 3 * size + 1
+    if sees(far, far - size + 1) and not sees(far, far - size) and sees(far + 1, far - size + 2):
+        return Sight(size)
+    last = 3 * size - 1
+    if sees(last, 2 * size) and not sees(last, 2 * size - 1) and not sees(3 * size, last):
+        return Sight(chunk=size)
+    return Sight(
+        trouble="uses a mask that hides earlier tokens, but is neither a sliding window nor chunks"
+    )
 
 
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """The attention of a served step. Scale, window and cap were set when the layer was
-    declared."""
+    """The attention of a served step. Everything else was set when the layer was declared."""
     out = module.paged_attention(*(x[0].transpose(0, 1).contiguous() for x in (query, key, value)))
     return out.view(1, query.shape[2], query.shape[1], -1), None
 

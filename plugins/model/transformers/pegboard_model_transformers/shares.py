@@ -83,7 +83,7 @@ class Shares:
     def _divides(self, path: str, call: AttentionCall) -> bool:
         """Return whether the plan divides all that this attention module computes by heads."""
         names = [name for name, _ in call.module.named_modules() if name]
-        names += [name for name, _ in call.module.named_parameters()]
+        names += [name for name, _ in call.module.named_parameters() if name != call.sinks]
         styles = {name: self._style(f"{path}.{name}") for name in names}
         linears = {
             name: module

@@ -12,7 +12,7 @@ import torch
 from pegboard_model_transformers.model import TransformersModel, make_model
 from pegboard_model_transformers.modules import ModuleExperts, expert_activation
 from pegboard_model_transformers.names import Names
-from pegboard_model_transformers.probe import run_probe
+from pegboard_model_transformers.probe import _sinks_name, run_probe
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build
@@ -54,6 +54,28 @@ def test_attention_is_read_off_a_trial_run() -> None:
         (call.num_heads, call.num_kv_heads, call.head_dim, call.value_dim) for call in calls
     } == {(4, 2, 16, 16)}
     assert {(call.scale, call.soft_cap) for call in calls} == {(0.5, 30.0)}
+
+
+def test_chunks_and_sinks_are_read_off_the_run_too() -> None:
+    config = {"attention_chunk_size": 8, "head_dim": 8, "num_local_experts": 2}
+    calls = attention_of("llama4_text", intermediate_size_mlp=16, **config)
+    assert [(call.chunk, call.window, call.sinks) for call in calls] == [
+        (8, None, None),
+        (8, None, None),
+        (8, None, None),
+        (None, None, None),
+    ]
+    calls = attention_of("gpt_oss", head_dim=8, num_local_experts=4, sliding_window=9)
+    assert [(call.chunk, call.window, call.sinks) for call in calls] == [
+        (None, 9, "sinks"),
+        (None, None, "sinks"),
+    ] * 2
+
+
+def test_sinks_that_are_computed_are_refused() -> None:
+    module = torch.nn.Module()
+    with pytest.raises(ModelError, match="computes its attention sinks"):
+        _sinks_name(module, torch.zeros(4), "Odd")
 
 
 def test_declares_one_attention_layer_per_layer_and_no_weight_memory() -> None:
@@ -131,17 +153,6 @@ def test_experts_that_compute_otherwise_stay_those_of_transformers() -> None:
         ("falcon", {}, "cannot be replaced"),
         ("bert", {}, "not causal"),
         ("vit", {}, "no causal language model"),
-        (
-            "llama4_text",
-            {
-                "attention_chunk_size": 8,
-                "num_local_experts": 2,
-                "intermediate_size_mlp": 16,
-                "head_dim": 8,
-            },
-            "trial run|chunked",
-        ),
-        ("gpt_oss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
         (
             "hunyuan_v1_moe",
             {"head_dim": 8, "num_experts": 4, "moe_topk": 2},

@@ -16,7 +16,8 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSetup,
     WeightPiece,
 )
-from pegboard_weight_loader_mistral.params import hugging_face_name, read_params
+from pegboard_weight_loader_mistral.names import UNUSED, VISION, hugging_face_name
+from pegboard_weight_loader_mistral.params import read_params
 from pegboard_weights.checkpoint_files import ConfigSource, described
 from pegboard_weights.safetensors_files import map_file, read_shards, read_tensors, stamps_of
 from pegboard_weights.safetensors_header import Header, read_header
@@ -37,6 +38,8 @@ class MistralLoader:
         headers, stored = _read(directory)
         tensors: dict[str, TensorEntry] = {}
         for key, entry in stored.items():
+            if key.startswith(VISION) or UNUSED.fullmatch(key):
+                continue
             name = hugging_face_name(key)
             if name is None:
                 raise ModelError(
