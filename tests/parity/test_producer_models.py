@@ -2,8 +2,8 @@
 compute. Opt-in, because the producers are not dependencies:
 
     PEGBOARD_TEST_PRODUCERS   Python of an environment with torch, transformers, and any of
-    llmcompressor, nvidia-modelopt and
-                              auto-round
+    llmcompressor, nvidia-modelopt, auto-round
+                              and amd-quark
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ PROMPT = [7, 30, 101, 12, 5, 88, 64, 3, 90, 41, 17, 120]
 LIMIT = 0.001
 """Of the standard deviation of our differences from the producer, relative to that of the
 producer's from the plain model."""
-ROUNDED_AGAIN = {"auto-round": 0.03, "modelopt INT4_AWQ": 1.0}
-"""Limits of cases whose names begin like this. auto-round computes in bfloat16. ModelOpt's export
+ROUNDED_AGAIN = {
+    "auto-round FPW8A16": 0.1,
+    "auto-round MXFP8": 0.1,
+    "auto-round": 0.03,
+    "modelopt INT4_AWQ": 1.0,
+}
+"""Limits of cases whose names begin like this, the first one counts. auto-round computes in bfloat16, and 8 bits change less. ModelOpt's export
 of AWQ changes scales, so some of the stored codes are others; a wrong layout would differ by more
 than all rounding does."""
 

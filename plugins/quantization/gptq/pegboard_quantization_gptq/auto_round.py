@@ -33,6 +33,7 @@ from pegboard_weights.small_floats import FloatReader
 from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Reader, columns_of
 
 METHOD = "auto-round"
+ROTATIONS = ("rotation_config", "spinquant_config")
 PACKINGS = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_awq", "auto_round:awq")
 
 
@@ -52,12 +53,13 @@ class AutoRound(FormatMethod):
     def __init__(self, options: None, setup: QuantizationSetup) -> None:
         super().__init__(setup)
         config = QuantConfig(setup.config, METHOD)
-        if setup.config.get("rotation_config"):
-            raise config.error(
-                "rotation_config",
-                setup.config["rotation_config"],
-                "does not support rotations of its own; export it as llm_compressor",
-            )
+        for name in ROTATIONS:
+            if setup.config.get(name):
+                raise config.error(
+                    name,
+                    setup.config[name],
+                    "does not support rotations of activations; export the model without them",
+                )
         self.blocks = _names(
             config,
             setup.config.get("block_name_to_quantize") or setup.config.get("to_quant_block_names"),

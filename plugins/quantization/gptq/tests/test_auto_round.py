@@ -119,7 +119,7 @@ def test_zero_points_are_stored_less_one() -> None:
         ({"data_type": "fp"}, "bits=4; auto-round supports 8"),
         ({"data_type": "fp", "bits": 8}, "group_size=32; auto-round supports 0, -1"),
         ({"data_type": "mx_fp", "packing_format": "auto_round:mlx"}, "packing_format='auto_round:"),
-        ({"rotation_config": {"a": 1}}, "does not support rotations of its own"),
+        ({"rotation_config": {"a": 1}}, "does not support rotations of activations"),
         ({"group_size": 0}, "group_size=0; auto-round needs a positive number or -1"),
         ({"extra_config": ["x"]}, r"extra_config=\['x'\]; auto-round needs an object"),
         ({"extra_config": {"a": 4}}, "extra_config.a=4; auto-round needs an object"),
