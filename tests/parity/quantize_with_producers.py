@@ -3,9 +3,9 @@
     python quantize_with_producers.py FOLDER
 
 It runs in an environment with torch, transformers and any of llmcompressor, nvidia-modelopt,
-auto-round and amd-quark, without Pegboard. FOLDER gets "plain", the checkpoint that is quantized, for each case a
-folder with the checkpoint as the producer writes it, and "CASE.safetensors", the weights that the
-producer computes with. What is not installed is told and left out.
+auto-round and amd-quark, without Pegboard. FOLDER gets "plain", the checkpoint that is quantized,
+for each case a folder with the checkpoint as the producer writes it, and "CASE.safetensors", the
+weights that the producer computes with. What is not installed is told and left out.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ class AskedRounding:
         if stored and self.is_symmetric:
             scale = max(scale for (scale,) in stored)
         elif stored and len(set(map(tuple, stored))) == 1:
-            scale, zero = stored[0][0], round(stored[0][1])
+            scale = stored[0][0]
+            zero = round(stored[0][1])
         elif stored:
             low = min(scale * (LEAST - zero) for scale, zero in stored)
             high = max(scale * (LARGEST[self.type] - zero) for scale, zero in stored)

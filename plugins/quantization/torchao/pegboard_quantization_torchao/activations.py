@@ -69,7 +69,7 @@ def config_of(module: str, configs: Mapping[str, object]) -> object:
 def asked_by(config: object) -> Asked | None:
     """Return the form of a config's weights and how activations are rounded, or None if they are
     not, or in a way that is not computed."""
-    name = OLD.get(str(config))
+    name = OLD.get(str(config), "")
     data: Any = {}
     if isinstance(config, Mapping):
         name = str(config.get("_type"))
