@@ -33,9 +33,9 @@ ROUNDED_AGAIN = {
     "auto-round auto": 0.03,
     "modelopt INT4_AWQ": 1.0,
 }
-"""Limits of cases whose names begin like this. auto-round stores scales in fewer bits than it computes with.
-ModelOpt's export of AWQ changes scales, so some of the stored codes are others; a wrong layout
-would differ by more than all rounding does."""
+"""Limits of cases whose names begin like this. auto-round stores scales in fewer bits than it
+computes with. ModelOpt's export of AWQ changes scales, so some of the stored codes are others; a
+wrong layout would differ by more than all rounding does."""
 
 
 def logprobs_of(model: AutoModelForCausalLM) -> Tensor:
