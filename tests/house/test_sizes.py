@@ -35,7 +35,7 @@ CEILINGS = {
     "front": 1930,
     "interfaces": 1515,
     "layers": 1180,
-    "ops": 430,
+    "ops": 455,
     "plan": 985,
     "plugins": 1300,
     "worker": 3435,

@@ -2,10 +2,10 @@
 
     python quantize_with_producers.py FOLDER
 
-It runs in an environment with torch, transformers and any of llmcompressor, nvidia-modelopt and
-auto-round, without Pegboard. FOLDER gets "plain", the checkpoint that is quantized, for each case a
-folder with the checkpoint as the producer writes it, and "CASE.safetensors", the weights that the
-producer computes with. What is not installed is told and left out.
+It runs in an environment with torch, transformers and any of llmcompressor, nvidia-modelopt,
+auto-round and amd-quark, without Pegboard. FOLDER gets "plain", the checkpoint that is quantized,
+for each case a folder with the checkpoint as the producer writes it, and "CASE.safetensors", the
+weights that the producer computes with. What is not installed is told and left out.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ STORED = {
     "NVFP4_DEFAULT_CFG": ("NVFP4", 16),
     "MXFP4_DEFAULT_CFG": ("MXFP4", 32),
 }
+FLOATS_OF_AUTO_ROUND = ("MXFP4", "MXFP8", "FPW8A16", "MXINT4")
+"""Schemes that need no calibration."""
 Written = tuple[str, dict[str, Tensor]]
 """A folder, and the weights by module that differ from those of the plain model."""
 
@@ -152,24 +154,65 @@ def with_auto_round(folder: Path) -> Iterator[Written]:
         {f"t{number}": number for number in range(SIZES["vocab_size"])}, unk_token="t0"
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
-    for form in ("auto_gptq", "auto_awq", "auto_round"):
+    integers = [("W4A16", form) for form in ("auto_gptq", "auto_awq", "auto_round")]
+    for scheme, form in [*integers, *((each, "auto_round") for each in FLOATS_OF_AUTO_ROUND)]:
+        settings = {"group_size": 32} if scheme == "W4A16" else {}
         rounder = AutoRound(
-            plain(folder), tokenizer, scheme="W4A16", iters=0, group_size=32, disable_opt_rtn=True
+            plain(folder), tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True, **settings
         )
         model, _ = rounder.quantize()
         weights = {
-            path: layer.weight.detach().float().clone()
+            path.removesuffix(".orig_layer"): layer.weight.detach().float().clone()
             for path, layer in model.named_modules()
             if isinstance(layer, torch.nn.Linear) and path != "lm_head"
         }
-        rounder.save_quantized(str(folder / f"auto-round {form}"), format=form)
-        yield f"auto-round {form}", weights
+        name = f"auto-round {form if scheme == 'W4A16' else scheme}"
+        rounder.save_quantized(str(folder / name), format=form)
+        yield name, weights
+
+
+def with_quark(folder: Path) -> Iterator[Written]:
+    """int8 with static activations, FP8 and MXFP4."""
+    from quark.torch import ModelQuantizer, export_safetensors
+    from quark.torch.quantization.config import config as quark
+
+    int8 = {"is_dynamic": False, "symmetric": True, "round_method": "half_even"}
+    int8 |= {"observer_method": "min_max", "scale_type": "float"}
+    inputs = quark.Int8PerTensorSpec(**int8).to_quantization_spec()
+    float8 = quark.FP8E4M3PerTensorSpec(observer_method="min_max", is_dynamic=False)
+    rows = quark.Int8PerChannelSpec(
+        ch_axis=0, **{name: value for name, value in int8.items() if name != "observer_method"}
+    )
+    cases = {
+        "INT8": (rows, inputs),
+        "FP8": (float8, float8.to_quantization_spec()),
+        "MXFP4": (quark.OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False), None),
+    }
+    ids = torch.arange(3, 99).view(2, -1)
+    for scheme, (spec, input_tensors) in cases.items():
+        layer_config = quark.QLayerConfig(
+            weight=spec.to_quantization_spec(), input_tensors=input_tensors
+        )
+        quantizer = ModelQuantizer(
+            quark.QConfig(global_quant_config=layer_config, exclude=["lm_head"])
+        )
+        batches = torch.utils.data.DataLoader(list(ids), batch_size=1)
+        model = quantizer.freeze(quantizer.quantize_model(plain(folder), batches))
+        weights = {
+            path: layer.get_quant_weight(layer.weight).detach().float().clone()
+            for path, layer in model.named_modules()
+            if hasattr(layer, "get_quant_weight") and path != "lm_head"
+        }
+        name = f"quark {scheme}"
+        with torch.no_grad():
+            export_safetensors(model, str(folder / name), custom_mode="quark")
+        yield name, weights
 
 
 def main(folder: Path) -> None:
     write_plain(folder)
     tensors = {name: value.float() for name, value in plain(folder).state_dict().items()}
-    for produce in (with_llmcompressor, with_modelopt, with_auto_round):
+    for produce in (with_llmcompressor, with_modelopt, with_auto_round, with_quark):
         try:
             for name, weights in produce(folder):
                 whole = tensors | {

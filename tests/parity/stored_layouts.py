@@ -437,6 +437,13 @@ def as_static_w8a8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Te
     return {**tensors, "input_scale": torch.tensor([0.04 if len(weight) > 64 else 0.02])}, values
 
 
+def as_shifted_w8a8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """With a stored zero point of the activations."""
+    tensors, values = as_w8a8(weight, bits, order)
+    stored = {"input_scale": torch.tensor(0.04), "input_zero_point": torch.tensor(-9).int()}
+    return {**tensors, **stored}, values
+
+
 def as_large_fp8_blocks(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
     """Of 128 rows and columns. Those of a last block may be fewer."""
     rows, columns = (-(-size // 128) for size in weight.shape)
@@ -455,6 +462,14 @@ def rounded_to_int8(x: Tensor, scale: Tensor) -> Tensor:
     return (x / scale).round().clamp(-127, 127) * scale
 
 
+def spread_over_int8(x: Tensor) -> Tensor:
+    """Round to 256 steps from the least to the largest value of a token."""
+    low = x.amin(-1, keepdim=True).clamp(max=0)
+    scale = (x.amax(-1, keepdim=True).clamp(min=0) - low) / 255
+    zero = (-low / scale).round()
+    return (((x / scale).round() + zero).clamp(0, 255) - zero) * scale
+
+
 def rounded_to_float8(x: Tensor, scale: Tensor) -> Tensor:
     return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
@@ -466,6 +481,7 @@ def in_blocks(x: Tensor) -> Tensor:
 
 
 _INT8 = of_groups("int-quantized", "channel", num_bits=8)
+_INT4 = of_groups("pack-quantized", "group", num_bits=4, symmetric=False)
 _FLOAT8 = of_groups("float-quantized", "channel", num_bits=8, type="float")
 ROUNDED: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
     "int8 per token": (with_inputs(_INT8, dynamic=True), as_w8a8, 8, False),
@@ -483,14 +499,66 @@ ROUNDED: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
         8,
         False,
     ),
+    "int8 per token, weights in 4 bits": (
+        with_inputs(_INT4, dynamic=True),
+        as_compressed,
+        4,
+        False,
+    ),
+    "float8 per token, weights in 4 bits": (
+        with_inputs(_INT4, dynamic=True, type="float"),
+        as_compressed,
+        4,
+        False,
+    ),
+    "zero points": (with_inputs(_INT8, dynamic=True, symmetric=False), as_w8a8, 8, False),
+    "modelopt per token": (
+        {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        as_float8,
+        8,
+        False,
+    ),
+    "quark, a stored zero point": (
+        {
+            "quant_method": "quark",
+            "global_quant_config": {
+                "weight": {"dtype": "int8", "qscheme": "per_channel"},
+                "input_tensors": {"dtype": "int8", "qscheme": "per_tensor", "symmetric": False},
+            },
+            "exclude": ["lm_head"],
+        },
+        as_shifted_w8a8,
+        8,
+        False,
+    ),
+    "torchao per token": (
+        {
+            "quant_method": "torchao",
+            "quant_type": {
+                "default": {"_type": "Int8DynamicActivationInt8WeightConfig", "_data": {}}
+            },
+            "modules_to_not_convert": ["lm_head"],
+        },
+        as_torchao,
+        8,
+        False,
+    ),
 }
-"""Checkpoints that ask for rounded activations (W8A8)."""
+"""Checkpoints that ask for rounded activations (W8A8, W4A8)."""
 ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "int8 per token": lambda x: rounded_to_int8(x, x.abs().amax(-1, keepdim=True) / 127),
     "int8 per tensor": lambda x: rounded_to_int8(x, torch.tensor(0.04)),
     "float8 per token": lambda x: rounded_to_float8(x, x.abs().amax(-1, keepdim=True) / 448),
     "static fp8": lambda x: rounded_to_float8(x, torch.tensor(0.1)),
     "fp8 in groups": lambda x: rounded_to_float8(x, in_blocks(x) / 448),
+    "zero points": spread_over_int8,
+    "quark, a stored zero point": lambda x: (((x / 0.04).round() - 9).clamp(-128, 127) + 9) * 0.04,
+}
+ROUNDINGS |= {
+    "int8 per token, weights in 4 bits": ROUNDINGS["int8 per token"],
+    "float8 per token, weights in 4 bits": ROUNDINGS["float8 per token"],
+    "modelopt per token": ROUNDINGS["float8 per token"],
+    "torchao per token": ROUNDINGS["int8 per token"],
 }
 """What they ask for."""
 

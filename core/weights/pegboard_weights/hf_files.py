@@ -14,6 +14,14 @@ from pegboard.errors import ModelError
 _BESIDE = ("eos_token_id", "dtype", "torch_dtype")
 _UNNAMED = {"deepseek_vl_v2": ("DeepseekVLV2ForCausalLM",)}
 """The architectures of configs that name none, by their model_type."""
+_BESIDE_CONFIG = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
+"""Files beside a config without `quantization_config` that have its values, in the order in which
+they are looked for → the method of files that name none. NVIDIA's Model Optimizer, GPTQ and AWQ
+wrote them before configs had such values. AWQ also wrote GPTQ's file, with `w_bit` in it."""
 _NEW_TOKENS = 128
 """The tokens that Molmo reads and never writes."""
 
@@ -117,12 +125,16 @@ def config_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def quantization_config(config: Mapping[str, Any], directory: Path) -> dict[str, Any] | None:
-    """Return the config's `quantization_config`, or else what NVIDIA's Model Optimizer wrote to
-    hf_quant_config.json, or None. Raises ModelError if the former is not an object."""
+    """Return the config's `quantization_config`, or else what a file beside it has (see
+    `_BESIDE_CONFIG`), or None. Raises ModelError if the former is not an object."""
     quantization = config.get("quantization_config")
     if quantization is None:
-        written = read_optional(directory / "hf_quant_config.json")
-        return {"quant_method": "modelopt", **written} if written else None
+        for name, method in _BESIDE_CONFIG.items():
+            written = read_optional(directory / name)
+            method = "awq" if "w_bit" in written else method
+            if written:
+                return {"quant_method": method, **written}
+        return None
     if not isinstance(quantization, dict):
         raise ModelError(
             f"{directory / 'config.json'} has quantization_config {quantization!r}, expected an "

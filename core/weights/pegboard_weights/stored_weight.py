@@ -33,7 +33,7 @@ from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
 from pegboard.ops.linear import make_float_weight
 from pegboard.ops.rounding import Rounding
-from pegboard_weights.asked_rounding import SCALE, AskedRounding, checked_scale, kernel_of
+from pegboard_weights.asked_rounding import SCALE, ZERO, AskedRounding, checked_scale, kernel_of
 from pegboard_weights.composed import (
     Bound,
     BoundExperts,
@@ -52,6 +52,8 @@ Form = Literal["float_weight", "block_weight", "code_weight"]
 """The weight format that holds floats, `Blocks` or `FloatCodes`."""
 NOT_READ = memoryview(b"")
 """The data of a tensor of which only the shape and the type are known."""
+WHOLE = (torch.int8, torch.int32, torch.int64)
+"""Types of stored zero points of activations."""
 PLAIN = ("float32", "bfloat16", "float16")
 """Types of weights that are not quantized."""
 FORMS: Mapping[Form, type] = {"block_weight": Blocks, "code_weight": FloatCodes}
@@ -323,8 +325,9 @@ class StoredWeight:
             if part.cut is None:
                 tensors = [dataclasses.replace(weight, is_first=False) for weight in tensors]
             wanted += tensors
-            if part in self.asked and self.asked[part].is_static:
-                wanted.append(stored_as(available, f"{module_of(part)}.{SCALE}", (1,), ()))
+            asked = self.asked.get(part)
+            for ending in () if asked is None else asked.endings:
+                wanted.append(stored_as(available, f"{module_of(part)}.{ending}", (1,), ()))
         self.wanted = joined(wanted)
         return list(self.wanted.values())
 
@@ -432,16 +435,20 @@ class StoredWeight:
         return None if transform is None else transform.to(self.setup)
 
     def _rounding(self, part: Part, pieces: Pieces) -> Rounding | None:
-        """Return how the activations of a part are rounded. The scale is the largest one of all
-        parts for which the same is asked."""
+        """Return how the activations of a part are rounded. Stored values are those of all parts
+        for which the same is asked."""
         asked = self.asked.get(part)
         if asked is None or not asked.is_static:
             return None if asked is None else asked.rounding()
-        names = {f"{module_of(each)}.{SCALE}" for each, of in self.asked.items() if of == asked}
-        scales = [
-            checked_scale(float(floats(pieces, name).float().max()), name) for name in sorted(names)
-        ]
-        return asked.rounding(max(scales))
+        modules = {module_of(each) for each, of in self.asked.items() if of == asked}
+        stored = []
+        for module in sorted(modules):
+            name = f"{module}.{SCALE}"
+            values = [checked_scale(float(floats(pieces, name).float().max()), name)]
+            if not asked.is_symmetric:
+                values.append(int(tensor_of(pieces, f"{module}.{ZERO}", *WHOLE)))
+            stored.append(values)
+        return asked.rounding(stored)
 
     def _make(self, span: Span, pieces: Pieces) -> Any:
         setup = self.setup

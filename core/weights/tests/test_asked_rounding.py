@@ -29,9 +29,15 @@ TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token"}
         ({"dynamic": False, "strategy": "tensor"}, AskedRounding("int8", is_static=True)),
         ({"strategy": "group", "group_size": 128}, AskedRounding("int8", 128)),
         ({"strategy": "group", "group_size": 48}, None),
-        ({"strategy": "tensor"}, None),
+        ({"strategy": "tensor"}, AskedRounding("int8", is_shared=True)),
+        ({"strategy": "tensor", "type": "float"}, AskedRounding("float8_e4m3fn")),
+        ({"symmetric": False}, AskedRounding("int8", is_symmetric=False)),
+        (
+            {"symmetric": False, "dynamic": False, "strategy": "tensor"},
+            AskedRounding("int8", is_static=True, is_symmetric=False),
+        ),
         ({"num_bits": 4}, None),
-        ({"symmetric": False}, None),
+        ({"symmetric": False, "type": "float"}, None),
         ({"type": "other"}, None),
         ({"dynamic": "local", "strategy": "tensor_group"}, None),
     ],
@@ -104,7 +110,7 @@ class Method(FormatMethod):
 def pieces_of(*scales: float) -> list[Any]:
     generator = torch.Generator().manual_seed(3)
     pieces = []
-    for name, scale in zip("abc", scales, strict=True):
+    for name, scale in zip("abc", scales, strict=False):
         codes = torch.randint(-128, 128, (4, 32), dtype=torch.int8, generator=generator)
         tensors = {"weight": codes, "weight_scale": torch.rand(4, 1, generator=generator)}
         pieces += stored_pieces(name, {**tensors, "input_scale": torch.tensor(scale)})
@@ -136,3 +142,33 @@ def test_a_scale_that_cannot_be_divided_by_is_refused(scale: float) -> None:
     assert weight is not None
     with pytest.raises(ModelError, match=r"a\.input_scale is"):
         load_pieces(weight, pieces_of(scale, 1, 1)[:3])
+
+
+class Shifted(Method):
+    """Stored scales have zero points."""
+
+    def rounding(self, module: str, layer: AnyLayer) -> AskedRounding | None:
+        return AskedRounding("int8", is_static=True, is_symmetric=False)
+
+
+def test_merged_layers_share_a_scale_that_holds_the_values_of_both() -> None:
+    """One from -1 to 4.1, one from -3 to 2.1: together from -3 to 4.1."""
+    parts = tuple(Part(f"{name}.weight", (4 * i, 4 * i + 4)) for i, name in enumerate("ab"))
+    setup = QuantizationSetup({}, "float32", "cpu", REFERENCES, rounding="checkpoint")
+    weight = Shifted(setup).linear(LinearLayer("ab", 32, 8, parts))
+    assert weight is not None
+    zeros = stored_pieces("a", {"input_zero_point": torch.tensor([-78], dtype=torch.int32)})
+    zeros += stored_pieces("b", {"input_zero_point": torch.tensor([22], dtype=torch.int32)})
+    load_pieces(weight, pieces_of(0.02, 0.02) + zeros)
+    (span,) = weight.spans
+    assert span.rounding is not None and span.rounding.scale == pytest.approx(7.1 / 255)
+    assert span.rounding.zero == round(-128 + 3 / (7.1 / 255))
+    x = torch.randn(3, 32)
+    expected = span.rounding.rounded(x) @ weight.dequantize().T
+    torch.testing.assert_close(weight.bind(REFERENCES)(x), expected)
+
+
+def test_the_log_names_what_shares_a_scale() -> None:
+    assert str(AskedRounding("int8", is_shared=True)) == "int8 with a scale per step"
+    shifted = AskedRounding("int8", is_static=True, is_symmetric=False)
+    assert str(shifted) == "int8 with a stored scale and zero points"

@@ -130,7 +130,7 @@ class NativeBlockWeight(PackedWeight):
     def takes(cls, rounding: Rounding, is_faster: bool) -> bool:
         """See `BlockWeight`. Without a rounding, activations are int8 with finer scales. A scale
         per token lets the sums of a whole row be integers."""
-        is_computed = rounding.type == "int8" and rounding.group % 32 == 0
+        is_computed = rounding.type == "int8" and rounding.group % 32 == 0 and rounding.is_simple
         return is_computed and not is_faster
 
     def write(self, start: int, rows: Blocks) -> None:

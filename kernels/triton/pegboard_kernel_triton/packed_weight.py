@@ -125,7 +125,8 @@ class PackedWeight:
     def takes(cls, rounding: Rounding, is_faster: bool) -> bool:
         """See `BlockWeight`. Where codes are not multiplied with codes (`has_codes`), activations
         are rounded to what their codes stand for."""
-        return not is_faster or (multiplies(rounding.type) and rounding.group % STEP == 0)
+        is_multiplied = rounding.is_simple and rounding.group % STEP == 0
+        return not is_faster or (is_multiplied and multiplies(rounding.type))
 
     def pack(self, rows: Any) -> tuple[Packed, Tensor | None]:
         """Return rows in packed order, and the order of their columns."""

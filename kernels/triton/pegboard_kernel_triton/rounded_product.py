@@ -154,6 +154,7 @@ def has_codes(packed: Packed, rounding: Rounding) -> bool:
         and packed.columns % STEP == 0
         and (form.block % STEP == 0 or form.block >= packed.columns)
         and group % STEP == 0
+        and rounding.is_simple
         and multiplies(rounding.type)
     )
 

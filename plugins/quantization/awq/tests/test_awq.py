@@ -199,3 +199,12 @@ def test_tensors_of_other_types_are_refused(name: str) -> None:
         ModelError, match=f"{name} is stored as .*; this format needs (int32|floats)"
     ):
         weight.finish()
+
+
+def test_the_config_of_the_first_checkpoints() -> None:
+    """It names the values in another way (`quant_config.json`)."""
+    written = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}
+    setup = QuantizationSetup({"quant_method": "awq", **written}, "float32", "cpu", REFERENCES)
+    reader = AWQ(None, setup).reader("a", LinearLayer("a", 128, 8, (Part("a.weight", (0, 8)),)))
+    assert reader is not None
+    assert (reader.group_size, reader.has_zeros, reader.is_gemv) == (64, True, False)

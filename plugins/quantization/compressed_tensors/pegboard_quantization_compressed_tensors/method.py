@@ -16,6 +16,8 @@ from pegboard_weights.grouped import check_whole_groups
 from pegboard_weights.stored_weight import AnyLayer, FormatMethod, PlainReader, Reader, columns_of
 
 METHOD = "compressed-tensors"
+ROUNDED = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
+"""Formats of weights that are multiplied with activations in 8 bits."""
 
 
 class CompressedTensors(FormatMethod):
@@ -138,7 +140,7 @@ def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:
     size = None if weights.values.get("group_size") is None else weights.size("group_size")
     inferred = "tensor" if size is None else "channel" if size == -1 else "group"
     strategy = weights.one_of("strategy", known.strategies, inferred)
-    is_eight_bits = format in ("int-quantized", "float-quantized", "naive-quantized")
+    is_rounded = format in ROUNDED and not _has_order(weights)
     return Scheme(
         format=format,
         type=kind,
@@ -147,8 +149,13 @@ def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:
         group_size=weights.size("group_size") if strategy in HAVE_GROUPS else -1,
         is_symmetric=weights.flag("symmetric", True),
         block=_block(weights) if strategy == "block" else (1, 1),
-        inputs=scheme_rounding(group.part("input_activations")) if is_eight_bits else None,
+        inputs=scheme_rounding(group.part("input_activations")) if is_rounded else None,
     )
+
+
+def _has_order(weights: QuantConfig) -> bool:
+    """Return whether columns may be stored with a group for each (`weight_g_idx`)."""
+    return weights.values.get("actorder") in ("group", "dynamic", True)
 
 
 def _block(weights: QuantConfig) -> tuple[int, int]:

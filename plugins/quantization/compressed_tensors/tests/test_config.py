@@ -12,6 +12,7 @@ from pegboard_quantization_compressed_tensors.method import CompressedTensors
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
 from pegboard.ops import REFERENCES
+from pegboard_weights.asked_rounding import AskedRounding
 
 FOUR = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 EIGHT = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
@@ -21,14 +22,15 @@ def group(weights: Any, *targets: str, **more: Any) -> dict[str, Any]:
     return {"targets": list(targets or ("Linear",)), "weights": weights, **more}
 
 
-def method(*groups: dict[str, Any], **more: Any) -> CompressedTensors:
+def method(*groups: dict[str, Any], rounding: str = "none", **more: Any) -> CompressedTensors:
     config = {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "config_groups": {f"group_{number}": each for number, each in enumerate(groups)},
         **more,
     }
-    return CompressedTensors(None, QuantizationSetup(config, "float32", "cpu", REFERENCES))
+    setup = QuantizationSetup(config, "float32", "cpu", REFERENCES, rounding=rounding)
+    return CompressedTensors(None, setup)
 
 
 def bits_of(found: CompressedTensors, module: str, columns: int = 64) -> int | None:
@@ -165,10 +167,28 @@ def test_quantized_activations_are_told_once(caplog: pytest.LogCaptureFixture) -
     caplog.set_level(logging.INFO)
     method(group(FOUR))
     assert not caplog.records
-    both = {"input_activations": {"num_bits": 8, "dynamic": True}}
+    both = {"input_activations": {"num_bits": 4, "dynamic": True}}
     method(group(EIGHT, **both), group(FOUR, "re:x", **both))
     [record] = caplog.records
     assert "activations are not quantized" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, AskedRounding("int8")),
+        ({"actorder": "weight"}, AskedRounding("int8")),
+        ({"actorder": "group"}, None),
+    ],
+)
+def test_four_bits_are_multiplied_with_rounded_activations(
+    changes: dict[str, Any], expected: AskedRounding | None
+) -> None:
+    """Not if columns may be stored in another order, which kernels do not round."""
+    inputs = {"input_activations": {"num_bits": 8, "dynamic": True, "strategy": "token"}}
+    found = method(group({**FOUR, **changes}, **inputs), rounding="checkpoint")
+    layer = LinearLayer("x", 64, 8, (Part("model.x.weight", (0, 8)),))
+    assert found.rounding("model.x", layer) == expected
 
 
 @pytest.mark.parametrize("stored", [None, [128], [128, 0], ["128", "128"], "128", "128x", "ax128"])

@@ -18,7 +18,9 @@ W = weight · (weight_scale · weight_scale_2). pre_quant_scale multiplies the c
 activations; without it, the norm before the layer has it. W4A16_AWQ and W4A8_AWQ have two signed
 codes of 4 bits in a byte, the lower half for the even row. weight_scale_2 of W4A8_AWQ is not read:
 it is for rounding the weights to float8 when they are multiplied, which is not done.
-MIXED_PRECISION names the algorithm of each module in `quantized_layers`. Input scales are not read.
+MIXED_PRECISION names the algorithm of each module in `quantized_layers`. Activations of FP8 are to
+be rounded with `input_scale` [], those of FP8_PER_CHANNEL_PER_TOKEN per token, and those of
+FP8_PB_WO per token and 128 columns. Other input scales are not read.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationS
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
+from pegboard_weights.asked_rounding import AskedRounding, choose_rounding
 from pegboard_weights.composed import Transform
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.cuts import Grid
@@ -55,6 +58,7 @@ READING = "modelopt int4 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other
 values."""
 
+Scheme = tuple[Reader, AskedRounding | None]
 NVFP4 = FloatReader(bits=4, block=(1, 16), factor="weight_scale_2", scale_type="e4m3")
 MXFP4 = FloatReader(bits=4, block=(1, 32), scale_type="e8m0")
 INTEGERS = ("W4A16_AWQ", "W4A8_AWQ")
@@ -73,6 +77,13 @@ READERS: Mapping[str, FloatReader] = {
     "MXFP8": FloatReader(block=(1, 32), scale_type="e8m0"),
 }
 MIXED = "MIXED_PRECISION"
+FLOAT8 = "float8_e4m3fn"
+ROUNDED = {
+    "FP8": AskedRounding(FLOAT8, is_static=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": AskedRounding(FLOAT8),
+    "FP8_PB_WO": AskedRounding(FLOAT8, 128),
+}
+"""How activations are rounded. ModelOpt's own kernels do not round for FP8_PB_WO, vLLM does."""
 
 
 class ModelOpt(FormatMethod):
@@ -83,22 +94,31 @@ class ModelOpt(FormatMethod):
         whole = QuantConfig(setup.config, NAME)
         config = whole.part("quantization") or whole
         self.excluded = (*config.names("exclude_modules"), *config.names("ignore"))
-        self.by_module: dict[str, Reader] = {}
-        self.default: Reader | None = None
+        self.by_module: dict[str, Scheme] = {}
+        self.default: Scheme | None = None
         if _upper(config).one_of("quant_algo", (*READERS, *INTEGERS, MIXED)) == MIXED:
             layers = config.part("quantized_layers") or QuantConfig({}, NAME)
             for module in layers.values:
                 values = layers.part(module) or QuantConfig({}, NAME)
-                self.by_module[module] = _reader(values)
+                self.by_module[module] = _scheme(values)
         else:
-            self.default = _reader(config)
-        config.say_activations_are_not_quantized()
+            self.default = _scheme(config)
+        schemes = [self.default, *self.by_module.values()]
+        asked = [scheme[1] for scheme in schemes if scheme is not None]
+        self.roundings = choose_rounding(setup, NAME, "code_weight", asked)
+        if not all(asked):
+            config.say_activations_are_not_quantized()
         self.kv_dtype = _kv_dtype(config)
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
         if isinstance(layer, EmbeddingLayer) or matches(module, self.excluded):
             return None
-        return self.by_module.get(module, self.default)
+        scheme = self.by_module.get(module, self.default)
+        return None if scheme is None else scheme[0]
+
+    def rounding(self, module: str, layer: AnyLayer) -> AskedRounding | None:
+        scheme = self.by_module.get(module, self.default)
+        return scheme[1] if scheme is not None and scheme[1] in self.roundings else None
 
 
 def _kv_dtype(config: QuantConfig) -> str | None:
@@ -117,6 +137,11 @@ def _upper(config: QuantConfig) -> QuantConfig:
     algorithm = config.values.get("quant_algo")
     upper = algorithm.upper() if isinstance(algorithm, str) else algorithm
     return QuantConfig({**config.values, "quant_algo": upper}, config.method, config.place)
+
+
+def _scheme(config: QuantConfig) -> Scheme:
+    """Return the reader of a config's algorithm, and how activations are rounded."""
+    return _reader(config), ROUNDED.get(_upper(config).values["quant_algo"])
 
 
 def _reader(config: QuantConfig) -> Reader:

@@ -19,6 +19,7 @@ from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
+from pegboard_weights.asked_rounding import AskedRounding
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
@@ -385,3 +386,28 @@ def test_tensors_that_do_not_fit_are_refused(name: str, tensor: Tensor | None, t
             "m",
             {key: value for key, value in changed.items() if value is not None},
         )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ("FP8", AskedRounding("float8_e4m3fn", is_static=True)),
+        ("fp8_per_channel_per_token", AskedRounding("float8_e4m3fn")),
+        ("FP8_PB_WO", AskedRounding("float8_e4m3fn", 128)),
+        ("NVFP4", None),
+        ("W4A16_AWQ", None),
+    ],
+)
+def test_how_activations_are_rounded(algorithm: str, expected: AskedRounding | None) -> None:
+    """Also if other modules have another algorithm."""
+    layers = {"a": {"quant_algo": algorithm}, "b": {"quant_algo": "NVFP4"}}
+    layer = LinearLayer("a", 64, 8, (Part("a.weight", (0, 8)),))
+    for config in (
+        {"quant_algo": algorithm},
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers},
+    ):
+        setup = QuantizationSetup(config, "float32", "cpu", REFERENCES, rounding="checkpoint")
+        found = ModelOpt(None, setup)
+        assert found.rounding("a", layer) == expected
+        if "quantized_layers" in config:
+            assert found.rounding("b", layer) is None and found.rounding("c", layer) is None

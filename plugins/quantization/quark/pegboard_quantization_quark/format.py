@@ -6,7 +6,9 @@
     32] fp6_e3m2, fp6_e2m3   weight uint8 [out, in · 3 / 4]   weight_scale as for fp4
 
 A module has the config of the first pattern of `layer_quant_config` that matches its path, and else
-`global_quant_config`. Modules in `exclude` are plain.
+`global_quant_config`. Modules in `exclude` are plain. Activations (`input_tensors`) in int8
+or fp8_e4m3 have the scale input_scale [1], and perhaps input_zero_point [1], or, if they are
+dynamic, a scale per token (per_channel) or per step (per_tensor).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
+from pegboard_weights.asked_rounding import AskedRounding, choose_rounding
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.cuts import Grid
 from pegboard_weights.grouped import block_form, check_whole_groups, signed_rows
@@ -48,6 +51,10 @@ SCHEMES = {
     "fp6_e2m3": ("per_group",),
 }
 """Types of weights, and how their scales may be arranged."""
+TYPES = {"int8": "int8", "fp8_e4m3": "float8_e4m3fn"}
+"""Types of activations → what they are rounded to."""
+ROUNDED: Mapping[str, Form] = {"int8": "block_weight", "fp8_e4m3": "code_weight"}
+"""Types of weights that are multiplied with activations of the same type → their form."""
 MX_READERS = {
     "fp4": FloatReader(bits=4, block=(1, MX_GROUP), scale_type="e8m0"),
     "fp6_e3m2": FloatReader(bits=6, mantissa=2, block=(1, MX_GROUP), scale_type="e8m0"),
@@ -60,6 +67,7 @@ class Scheme:
     type: str
     is_per_tensor: bool
     is_symmetric: bool
+    inputs: AskedRounding | None = None
 
 
 class Quark(FormatMethod):
@@ -82,15 +90,20 @@ class Quark(FormatMethod):
         each = [default, *(part for part in by_name.values() if part is not None)]
         self.layers = [(name, _scheme(part)) for name, part in by_name.items() if part is not None]
         self.default = _scheme(default)
-        if any(part.values.get("input_tensors") for part in each):
+        schemes = [self.default, *(scheme for _, scheme in self.layers)]
+        if any(part.values.get("input_tensors") and _inputs(part) is None for part in each):
             config.say_activations_are_not_quantized()
+        self.roundings = {
+            kind: choose_rounding(
+                setup, METHOD, form, [each.inputs for each in schemes if each and each.type == kind]
+            )
+            for kind, form in ROUNDED.items()
+        }
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
         if isinstance(layer, EmbeddingLayer) or matches(module, self.excluded):
             return None
-        scheme = next(
-            (scheme for name, scheme in self.layers if matches(module, [name])), self.default
-        )
+        scheme = self._scheme(module)
         if scheme is None:
             return None
         if scheme.type == "int8":
@@ -99,6 +112,17 @@ class Quark(FormatMethod):
             return FloatReader()
         check_whole_groups(module, columns_of(layer), MX_GROUP, METHOD)
         return MX_READERS[scheme.type]
+
+    def rounding(self, module: str, layer: AnyLayer) -> AskedRounding | None:
+        scheme = self._scheme(module)
+        if scheme is None or scheme.inputs not in self.roundings.get(scheme.type, ()):
+            return None
+        return scheme.inputs
+
+    def _scheme(self, module: str) -> Scheme | None:
+        return next(
+            (scheme for name, scheme in self.layers if matches(module, [name])), self.default
+        )
 
 
 def _scheme(config: QuantConfig) -> Scheme | None:
@@ -116,8 +140,32 @@ def _scheme(config: QuantConfig) -> Scheme | None:
         weight.one_of("group_size", (MX_GROUP,))
         weight.one_of("scale_format", ("e8m0",), "e8m0")
     return Scheme(
-        kind, arranged == "per_tensor", weight.flag("symmetric", True) if kind == "int8" else True
+        kind,
+        arranged == "per_tensor",
+        weight.flag("symmetric", True) if kind == "int8" else True,
+        _inputs(config),
     )
+
+
+def _inputs(config: QuantConfig) -> AskedRounding | None:
+    """Return how the activations of a scheme are rounded. None = they are not, or to something that
+    is not computed: types other than the weights', groups, floats with zero points."""
+    inputs = config.values.get("input_tensors")
+    weight = config.values.get("weight")
+    if not isinstance(inputs, Mapping) or not isinstance(weight, Mapping):
+        return None
+    kind = TYPES.get(str(inputs.get("dtype")))
+    arranged = inputs.get("qscheme")
+    is_symmetric = kind != "int8" or inputs.get("symmetric") is not False
+    if kind is None or inputs["dtype"] != weight.get("dtype"):
+        return None
+    if inputs.get("is_dynamic") is True:
+        is_known = arranged in ("per_tensor", "per_channel")
+        is_shared = arranged == "per_tensor"
+        asked = AskedRounding(kind, is_symmetric=is_symmetric, is_shared=is_shared)
+        return asked if is_known else None
+    asked = AskedRounding(kind, is_static=True, is_symmetric=is_symmetric)
+    return asked if arranged == "per_tensor" else None
 
 
 class Int8Reader:

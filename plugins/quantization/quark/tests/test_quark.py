@@ -21,6 +21,7 @@ from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
 from pegboard_testing.layouts import FP4, bit_stream, nibble_pairs
+from pegboard_weights.asked_rounding import AskedRounding
 from pegboard_weights.small_floats import FloatReader
 
 INT8 = {
@@ -196,7 +197,7 @@ def test_which_modules_have_which_scheme() -> None:
 
 def test_the_log_says_that_activations_are_not_quantized(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    method(global_quant_config={"weight": INT8, "input_tensors": {"dtype": "int8"}})
+    method(global_quant_config={"weight": INT8, "input_tensors": {"dtype": "int4"}})
     [record] = caplog.records
     assert "activations are not quantized" in record.getMessage()
 
@@ -274,3 +275,46 @@ def test_broken_tensors_are_refused_by_name(
             3,
             64,
         )
+
+
+TENSOR = {"qscheme": "per_tensor"}
+TOKEN = {"qscheme": "per_channel", "is_dynamic": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "expected"),
+    [
+        ("int8", TENSOR, AskedRounding("int8", is_static=True)),
+        (
+            "int8",
+            {**TENSOR, "symmetric": False},
+            AskedRounding("int8", is_static=True, is_symmetric=False),
+        ),
+        ("int8", TOKEN, AskedRounding("int8")),
+        ("int8", {**TENSOR, "is_dynamic": True}, AskedRounding("int8", is_shared=True)),
+        ("int8", {"qscheme": "per_channel"}, None),
+        ("int8", {**TOKEN, "qscheme": "per_group"}, None),
+        ("int8", {**TOKEN, "dtype": "fp8_e4m3"}, None),
+        ("fp8_e4m3", TENSOR, AskedRounding("float8_e4m3fn", is_static=True)),
+        ("fp8_e4m3", TOKEN, AskedRounding("float8_e4m3fn")),
+    ],
+)
+def test_how_activations_are_rounded(
+    kind: str, inputs: dict[str, Any], expected: AskedRounding | None
+) -> None:
+    """Excluded modules have no weights that would be multiplied so."""
+    scheme = {
+        "weight": {"dtype": kind, "qscheme": "per_channel"},
+        "input_tensors": {"dtype": kind, **inputs},
+    }
+    setup = QuantizationSetup(
+        {"global_quant_config": scheme, "layer_quant_config": {"*plain": {}}},
+        "float32",
+        "cpu",
+        REFERENCES,
+        rounding="checkpoint",
+    )
+    layer = LinearLayer("a", 64, 8, (Part("a.weight", (0, 8)),))
+    found = Quark(None, setup)
+    assert found.rounding("a", layer) == expected
+    assert found.rounding("model.plain", layer) is None

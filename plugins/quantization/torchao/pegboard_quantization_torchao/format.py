@@ -9,7 +9,7 @@
 
 W = (code − zero_point) · scale. Int4Tensor: W = code · scale + zero_point, with two signed codes
 per byte, the first in the low half. The size of a block, a × b, follows from the shapes. Modules
-without qdata are plain.
+without qdata are plain. How activations are rounded is in the config: see `activations`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
+from pegboard_quantization_torchao.activations import (
+    asked_by,
+    config_of,
+    configs_by_module,
+    is_dynamic,
+)
+from pegboard_weights.asked_rounding import AskedRounding, choose_rounding
 from pegboard_weights.composed import ColumnScales, Transform
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.cuts import Grid
@@ -55,11 +62,24 @@ class TorchAO(FormatMethod):
         super().__init__(setup)
         config = QuantConfig(setup.config, "torchao")
         self.plain = config.names("modules_to_not_convert")
-        if "dynamic" in str(setup.config.get("quant_type")).lower():
-            config.say_activations_are_not_quantized()
+        self.configs = configs_by_module(setup.config.get("quant_type"))
+        by_form: dict[Form, list[AskedRounding]] = {}
+        for each in self.configs.values():
+            asked = asked_by(each)
+            if asked is not None:
+                by_form.setdefault(asked[0], []).append(asked[1])
+            elif is_dynamic(each):
+                config.say_activations_are_not_quantized()
+        self.roundings = {
+            form: choose_rounding(setup, "torchao", form, each) for form, each in by_form.items()
+        }
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
         return None if matches(module, self.plain) else TorchAOReader()
+
+    def rounding(self, module: str, layer: AnyLayer) -> AskedRounding | None:
+        asked = asked_by(config_of(module, self.configs))
+        return asked[1] if asked is not None and asked[1] in self.roundings[asked[0]] else None
 
 
 class TorchAOReader(PlainReader):

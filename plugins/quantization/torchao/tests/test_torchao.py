@@ -20,6 +20,7 @@ from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
+from pegboard_weights.asked_rounding import AskedRounding
 
 
 def test_contract() -> None:
@@ -178,7 +179,7 @@ def test_the_config(caplog: pytest.LogCaptureFixture) -> None:
     layer = LinearLayer("lm_head", 64, 8, (Part("lm_head.weight", (0, 8)),), is_head=True)
     assert method(modules_to_not_convert=["lm_head"]).linear(layer) is None
     assert not caplog.records
-    method(quant_type={"default": {"_type": "Int8DynamicActivationInt8WeightConfig", "_data": {}}})
+    method(quant_type={"default": {"_type": "Int4DynamicActivationInt4WeightConfig", "_data": {}}})
     [record] = caplog.records
     assert "activations are not quantized" in record.getMessage()
     with pytest.raises(ModelError, match="modules_to_not_convert=3; torchao needs a list of texts"):
@@ -271,3 +272,64 @@ def test_a_reload_uses_as_many_bits_as_the_first_load() -> None:
         weight.accept(piece)
     with pytest.raises(ModelError, match="do not fit into 4 bits, as it had before"):
         weight.finish()
+
+
+FLOAT8 = "Float8DynamicActivationFloat8WeightConfig"
+INTX = "Int8DynamicActivationIntxWeightConfig"
+
+
+def config_of(kind: str, **data: Any) -> dict[str, Any]:
+    return {"_type": kind, "_version": 2, "_data": data}
+
+
+@pytest.mark.parametrize(
+    ("quant_type", "expected"),
+    [
+        (config_of("Int8DynamicActivationInt8WeightConfig"), AskedRounding("int8")),
+        ("int8_dynamic_activation_int8_weight", AskedRounding("int8")),
+        (config_of(INTX), AskedRounding("int8", is_symmetric=False)),
+        (
+            config_of(INTX, act_mapping_type={"_type": "MappingType", "_data": "SYMMETRIC"}),
+            AskedRounding("int8"),
+        ),
+        (config_of(INTX, act_mapping_type={"_type": "MappingType", "_data": "OTHER"}), None),
+        (config_of(FLOAT8), AskedRounding("float8_e4m3fn", is_shared=True)),
+        (config_of(FLOAT8, granularity=config_of("PerRow")), AskedRounding("float8_e4m3fn")),
+        (
+            config_of(FLOAT8, granularity=[config_of("PerRow"), config_of("PerTensor")]),
+            AskedRounding("float8_e4m3fn"),
+        ),
+        (config_of(FLOAT8, granularity=config_of("PerBlock")), None),
+        (
+            config_of("Float8DynamicActivationInt4WeightConfig"),
+            AskedRounding("float8_e4m3fn"),
+        ),
+        (config_of("Int8WeightOnlyConfig"), None),
+        (None, None),
+    ],
+)
+def test_how_activations_are_rounded(quant_type: object, expected: AskedRounding | None) -> None:
+    setup = QuantizationSetup(
+        {"quant_type": {"default": quant_type}}, "float32", "cpu", REFERENCES, rounding="checkpoint"
+    )
+    layer = LinearLayer("a", 64, 8, (Part("a.weight", (0, 8)),))
+    assert TorchAO(None, setup).rounding("a", layer) == expected
+
+
+@pytest.mark.parametrize("name", ["fqn_to_config", "module_fqn_to_config"])
+def test_modules_have_configs_of_their_own(name: str) -> None:
+    """Their path counts before a regular expression, and that before the default."""
+    of_modules = {
+        "_default": config_of("Int8DynamicActivationInt8WeightConfig"),
+        "re:model.*": config_of(INTX),
+        "model.a": None,
+    }
+    quant_type = {"default": config_of("FqnToConfig", **{name: of_modules})}
+    setup = QuantizationSetup(
+        {"quant_type": quant_type}, "float32", "cpu", REFERENCES, rounding="checkpoint"
+    )
+    layer = LinearLayer("a", 64, 8, (Part("a.weight", (0, 8)),))
+    found = TorchAO(None, setup)
+    assert found.rounding("model.a", layer) is None
+    assert found.rounding("model.b", layer) == AskedRounding("int8", is_symmetric=False)
+    assert found.rounding("other", layer) == AskedRounding("int8")

@@ -191,6 +191,27 @@ def test_the_quantization_config_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert LOADER.describe(files).quantization == {"quant_method": "gptq"}, "config.json wins"
 
 
+FIRST_AWQ = {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}
+FIRST_GPTQ = {"bits": 4, "group_size": 128, "desc_act": True, "sym": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "method"),
+    [
+        ("quant_config.json", FIRST_AWQ, "awq"),
+        ("quantize_config.json", FIRST_AWQ, "awq"),
+        ("quantize_config.json", FIRST_GPTQ, "gptq"),
+        ("quantize_config.json", {**FIRST_GPTQ, "quant_method": "other"}, "other"),
+    ],
+)
+def test_the_files_of_the_first_quantized_checkpoints(
+    tmp_path: Path, name: str, written: dict[str, object], method: str
+) -> None:
+    files = write_model(tmp_path, {"w": torch.ones(1)}, {})
+    (tmp_path / name).write_text(json.dumps(written))
+    assert LOADER.describe(files).quantization == {**written, "quant_method": method}
+
+
 def test_description(tmp_path: Path) -> None:
     config = {
         "architectures": ["Gemma3ForConditionalGeneration"],
