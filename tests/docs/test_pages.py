@@ -49,6 +49,8 @@ def test_named_files_exist(page: Path) -> None:
 OF_MODELS = {
     "config.json",
     "hf_quant_config.json",
+    "quant_config.json",
+    "quantize_config.json",
     "tokenizer.json",
     "tekken.json",
     "tokenizer_config.json",

@@ -485,8 +485,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lora_dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
         doc(
-            "Type of adapters; auto = dtype, and on a CPU bfloat16 if the checkpoint has no "
-            "type because its weights are packed, and dtype is auto too",
+            "Type of adapters; auto = dtype, or the platform's choice if dtype is auto too (see "
+            "docs/lora.md)",
             needs="max_loras",
         ),
     ] = "auto"

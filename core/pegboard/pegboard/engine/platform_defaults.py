@@ -22,12 +22,10 @@ def with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfig
     """Return the engine's settings with the platform's value for every "auto". A value that the
     user set stays."""
     settings = plan.settings
-    decision = registry.choose("platform", Need(), explicit=settings.engine.device)
-    entry = decision.require()
+    entry = registry.choose("platform", Need(), explicit=settings.engine.device).require()
     # ranks of other hosts count too: a default may be too small, but never too large
     local_ranks = settings.engine.num_ranks * local_engines(settings.engine)
-    setup = PlatformSetup(settings.engine.num_threads, local_ranks)
-    platform = registry.build(entry, setup)
+    platform = registry.build(entry, PlatformSetup(settings.engine.num_threads, local_ranks))
     open_settings = {
         name
         for name, value in msgspec.structs.asdict(settings.engine).items()
