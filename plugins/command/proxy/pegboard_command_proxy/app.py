@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import msgspec
@@ -17,6 +18,7 @@ from pegboard.errors import PegboardError, RequestError
 from pegboard_command_proxy.disaggregated import PATHS, Disaggregated
 from pegboard_command_proxy.forward import Answer, Call, Forwarder, passed_on
 from pegboard_command_proxy.prefixes import Prompt
+from pegboard_command_proxy.stored import RESPONSES, holder, stored_id
 from pegboard_server.gateway import Traffic
 from pegboard_server.json_api import error_body
 from pegboard_server.streaming import EventStream, while_connected
@@ -70,12 +72,15 @@ class Proxied:
         path = request.url.path
         target = f"{path}?{request.url.query}" if request.url.query else path
         call = Call(request.method, target, passed_on(request.headers), content)
-        body = _object(content) if path in PATHS else None
-        if body is None:
+        body = _object(content) if path in PATHS or path == RESPONSES else None
+        if (response_id := stored_id(path, body)) is not None:
+            server = await holder(self._forwarder, response_id, call.headers)
+            call = replace(call, server=server)
+        if body is None or path == RESPONSES:
             return await self._forwarder.send(call)
         if self._finds_prefixes:
             prompt = await self._prompt(body, call.headers)
-            call = Call(call.method, call.path, call.headers, call.body, prompt)
+            call = replace(call, prompt=prompt)
         if self._disaggregated is None:
             return await self._forwarder.send(call)
         return await self._disaggregated.send(call, body)

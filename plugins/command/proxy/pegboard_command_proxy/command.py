@@ -54,7 +54,7 @@ def make_parser(setup: CommandSetup) -> FlagParser:
         action="append",
         default=[],
         metavar="URL=ENDPOINT[,REPLAY]",
-        help="where the engine of the server URL publishes its KV events",
+        help="where an engine of the server URL publishes its KV events; once for each engine",
     )
     parser.add_argument(
         "--attempts", type=int, default=3, help="servers tried for a request (default %(default)s)"
@@ -142,7 +142,7 @@ def read_sources(texts: Sequence[str], urls: Sequence[str]) -> list["EventSource
     """Return the sources of --kv-events. urls: those of the servers. Raises UsageError."""
     from pegboard_command_proxy.events import EventSource
 
-    sources = []
+    sources: list[EventSource] = []
     for text in texts:
         url, equals, addresses = text.partition("=")
         endpoint, _, replay = addresses.partition(",")
@@ -155,6 +155,8 @@ def read_sources(texts: Sequence[str], urls: Sequence[str]) -> list["EventSource
         if address not in urls:
             raise UsageError(f"--kv-events {text!r}: no server has the address {address}")
         source = EventSource(address, endpoint, replay or None)
+        if source.engine in [other.engine for other in sources]:
+            raise UsageError(f"--kv-events {text!r}: {endpoint} is given twice for this server")
         try:
             source.check()
         except ValueError as error:

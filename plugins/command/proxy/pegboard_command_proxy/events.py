@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from pegboard.log import get_logger
-from pegboard_command_proxy.prefixes import Prefixes
+from pegboard_command_proxy.prefixes import Engine, Prefixes
 
 log = get_logger(__name__)
 
@@ -30,6 +30,11 @@ class EventSource:
     url: str
     endpoint: str
     replay: str | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that publishes."""
+        return Engine(self.url, self.endpoint)
 
     def check(self) -> None:
         """Raises ValueError if ZeroMQ cannot connect to an address of this form."""
@@ -71,7 +76,7 @@ class Follower:
         """Take a published batch. A number that is not larger than that of the last one means that
         the engine was started again; a gap, that batches were lost."""
         if number <= self._last:
-            self._prefixes.forget(self._source.url)
+            self._prefixes.forget(self._source.engine)
             self.next = 0
         self._last = number
         if number > self.next:
@@ -81,23 +86,23 @@ class Follower:
 
     async def catch_up(self, until: int) -> None:
         """Take the batches before number `until` that the engine still has; 0 means all. If they
-        cannot be had, forget the server's blocks: one of them may be gone."""
+        cannot be had, forget the engine's blocks: one of them may be gone."""
         async for number, payload in self._earlier():
             if number >= self.next:
                 self._apply(number, payload)
         if self.next < until:
             if self.next:
-                self._prefixes.forget(self._source.url)
+                self._prefixes.forget(self._source.engine)
             self.next = until
 
     def _apply(self, number: int, payload: bytes) -> None:
         self.next = number + 1
         try:
             _, events, *_ = msgspec.msgpack.decode(payload)
-            self._prefixes.follow(self._source.url, events)
+            self._prefixes.follow(self._source.engine, events)
         except (msgspec.DecodeError, TypeError, ValueError, IndexError) as error:
             log.warning("the KV events of %s cannot be read: %s", self._source.url, error)
-            self._prefixes.forget(self._source.url)
+            self._prefixes.forget(self._source.engine)
 
     async def _earlier(self) -> AsyncIterator[tuple[int, bytes]]:
         if self._source.replay is None:

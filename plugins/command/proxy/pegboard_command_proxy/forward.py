@@ -29,13 +29,15 @@ KEPT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request. path: with the query. body: as it is sent."""
+    """A request. path: with the query. body: as it is sent. server: the only one that may get it;
+    None = any."""
 
     method: str
     path: str
     headers: Mapping[str, str]
     body: bytes = b""
     prompt: Prompt | None = None
+    server: Server | None = None
 
 
 class Stream:
@@ -123,7 +125,11 @@ class Forwarder:
         reasons: dict[str, str] = {}
         refusal: Answer | None = None
         while len(reasons) < self._attempts:
-            left = [s for s in self.servers if s.is_healthy and s.url not in reasons]
+            left = [
+                server
+                for server in self.servers
+                if server.is_healthy and server.url not in reasons and call.server in (None, server)
+            ]
             if not left:
                 break
             server = self._choose(left, call.prompt)
@@ -139,7 +145,11 @@ class Forwarder:
             refusal = answer
         if refusal is not None:
             return refusal
-        others = {s.url: s.reason for s in self.servers if s.url not in reasons}
+        others = {
+            server.url: server.reason
+            for server in self.servers
+            if server.url not in reasons and call.server in (None, server)
+        }
         for url, reason in (reasons | others).items():
             log.warning("%s has no answer: %s", url, reason)
         raise Unreachable("no server can be reached; the log of the proxy says why")

@@ -1,4 +1,4 @@
-"""Which prefixes each server has in its KV cache, as the KV events of its engine say.
+"""Which prefixes each server has in its KV cache, as the KV events of its engines say.
 
 A block is known here by a key: a hash of the key of the block before it, its tokens, and what else
 its content depends on (adapter, cache salt). The engine's own hashes only link events: servers may
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Hash = int | bytes
 
@@ -25,33 +25,42 @@ class Prompt:
     cache_salt: str | None = None
 
 
+class Engine(NamedTuple):
+    """An engine of a server. endpoint: where it publishes its events."""
+
+    url: str
+    endpoint: str
+
+
 class Prefixes:
-    """The blocks of all servers."""
+    """The blocks of all engines."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, _Blocks] = {}
+        self._blocks: dict[Engine, _Blocks] = {}
 
-    def follow(self, url: str, events: Sequence[Sequence[Any]]) -> None:
-        """Take the events of one batch of the server at `url`: [name, field, …] each, as vLLM
-        orders the fields. Events of other forms are passed over."""
-        blocks = self._blocks.setdefault(url, _Blocks())
+    def follow(self, engine: Engine, events: Sequence[Sequence[Any]]) -> None:
+        """Take the events of one batch of the engine: [name, field, …] each, as vLLM orders the
+        fields. Events of other forms are passed over."""
+        blocks = self._blocks.setdefault(engine, _Blocks())
         for name, *fields in events:
             if name == "BlockStored" and len(fields) >= 4:
                 blocks.store(_Stored.of(fields))
             elif name == "BlockRemoved" and fields:
                 blocks.remove(fields[0], fields[2] if len(fields) > 2 else None)
             elif name == "AllBlocksCleared":
-                self.forget(url)
-                blocks = self._blocks.setdefault(url, _Blocks())
+                self.forget(engine)
+                blocks = self._blocks.setdefault(engine, _Blocks())
 
-    def forget(self, url: str) -> None:
-        """The server has no blocks that are known."""
-        self._blocks.pop(url, None)
+    def forget(self, engine: Engine) -> None:
+        """The engine has no blocks that are known."""
+        self._blocks.pop(engine, None)
 
     def length(self, url: str, prompt: Prompt) -> int:
-        """Return how many tokens of the prompt the server has."""
-        blocks = self._blocks.get(url)
-        return 0 if blocks is None else blocks.length(prompt)
+        """Return how many tokens of the prompt the server's engine with the most of them has."""
+        lengths = (
+            blocks.length(prompt) for engine, blocks in self._blocks.items() if engine.url == url
+        )
+        return max(lengths, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class _Stored:
 
 
 class _Blocks:
-    """The blocks of one server. Only the first KV group counts: the others have the same
+    """The blocks of one engine. Only the first KV group counts: the others have the same
     prefixes."""
 
     def __init__(self) -> None:

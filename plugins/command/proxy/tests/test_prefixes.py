@@ -11,10 +11,11 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from pegboard_command_proxy.events import EventSource, Follower, follow
-from pegboard_command_proxy.prefixes import Prefixes, Prompt
+from pegboard_command_proxy.prefixes import Engine, Prefixes, Prompt
 
 SIZE = 2
 URL = "http://a"
+ENGINE = Engine(URL, "tcp://server:5557")
 NUMBERS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 
 
@@ -79,7 +80,7 @@ def test_prefixes_are_those_of_the_engine(steps: list[Any], asked: list[Any]) ->
     prefixes = Prefixes()
     for step in steps:
         events = cache.evict(step) if isinstance(step, int) else cache.store(*step)
-        prefixes.follow(URL, events)
+        prefixes.follow(ENGINE, events)
     stored = [step for step in steps if not isinstance(step, int)]
     for tokens, adapter, salt in [*stored, *asked]:
         prompt = Prompt(tokens, adapter or "base", salt)
@@ -87,7 +88,7 @@ def test_prefixes_are_those_of_the_engine(steps: list[Any], asked: list[Any]) ->
         expected = cache.length(tokens, adapter if is_known else None, salt)
         assert prefixes.length(URL, prompt) == expected
         assert prefixes.length("http://other", prompt) == 0
-    prefixes.follow(URL, [["AllBlocksCleared"]])
+    prefixes.follow(ENGINE, [["AllBlocksCleared"]])
     assert all(prefixes.length(URL, Prompt(step[0])) == 0 for step in stored)
 
 
@@ -100,7 +101,7 @@ def test_other_groups_and_unknown_parents_do_not_count() -> None:
         ["BlockStored"],
         ["BlockRemoved", [99], "GPU"],
     ):
-        prefixes.follow(URL, [event])
+        prefixes.follow(ENGINE, [event])
     assert prefixes.length(URL, Prompt([1, 2, 3])) == 0
 
 
@@ -172,3 +173,13 @@ def test_events_over_zmq_with_replay() -> None:
             await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_server_has_what_one_of_its_engines_has() -> None:
+    prefixes = Prefixes()
+    other = Engine(URL, "tcp://other:2")
+    prefixes.follow(ENGINE, [["BlockStored", [1], None, [1, 2], 2, None, "GPU", None]])
+    prefixes.follow(other, [["BlockStored", [1, 2], None, [1, 2, 3, 4], 2, None, "GPU", None]])
+    assert prefixes.length(URL, Prompt([1, 2, 3, 4, 5])) == 4
+    prefixes.follow(other, [["AllBlocksCleared"]])
+    assert prefixes.length(URL, Prompt([1, 2, 3, 4, 5])) == 2

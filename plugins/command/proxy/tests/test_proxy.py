@@ -15,7 +15,7 @@ from pegboard_command_proxy.choice import policy
 from pegboard_command_proxy.command import Proxy, make_parser, read_servers, read_sources
 from pegboard_command_proxy.disaggregated import Disaggregated
 from pegboard_command_proxy.forward import Forwarder
-from pegboard_command_proxy.prefixes import Prefixes, Prompt
+from pegboard_command_proxy.prefixes import Engine, Prefixes, Prompt
 from pegboard_command_proxy.servers import Server, check
 
 from pegboard.errors import UsageError
@@ -385,10 +385,10 @@ def tokenizing(request: httpx.Request) -> httpx.Response:
 def test_the_server_that_has_the_prefix(path: str, body: dict[str, Any]) -> None:
     world = World("prefix_aware", server1=tokenizing, server2=tokenizing, server3=tokenizing)
     stored = ["BlockStored", [11, 12], None, [1, 2, 3, 4], 2, None, "GPU", None]
-    world.prefixes.follow("http://server2", [stored])
+    world.prefixes.follow(Engine("http://server2", "tcp://a:1"), [stored])
     answers = [world.send("POST", path, json={**body, "model": "m"}).json() for _ in range(3)]
     assert answers == [{"from": "server2"}] * 3
-    world.prefixes.follow("http://server2", [["BlockRemoved", [11], "GPU"]])
+    world.prefixes.follow(Engine("http://server2", "tcp://a:1"), [["BlockRemoved", [11], "GPU"]])
     answers = [world.send("POST", path, json={**body, "model": "m"}).json() for _ in range(3)]
     assert answers != [{"from": "server2"}] * 3
 
@@ -396,7 +396,7 @@ def test_the_server_that_has_the_prefix(path: str, body: dict[str, Any]) -> None
 def test_a_busy_server_does_not_get_all_requests_of_a_prefix() -> None:
     world = World("prefix_aware", server1=good, server2=good)
     stored = ["BlockStored", [11], None, [1, 2], 2, None, "GPU", None]
-    world.prefixes.follow("http://server2", [stored])
+    world.prefixes.follow(Engine("http://server2", "tcp://a:1"), [stored])
     choose = policy("prefix_aware", world.prefixes)
     prompt = Prompt([1, 2, 3])
     chosen = []
@@ -410,6 +410,63 @@ def test_prompts_that_cannot_be_counted_out_go_to_any_server() -> None:
     world = World("prefix_aware", server1=good)
     for prompt in ("text", ["a", "b"], None):
         assert world.complete(prompt=prompt).json() == {"from": "server1"}
+
+
+# --- stored responses ---------------------------------------------------------------------------
+
+
+def storing(request: httpx.Request) -> httpx.Response:
+    """Has the response resp_ and the server's name."""
+    _, _, _, *wanted = request.url.path.split("/")
+    if wanted and wanted[0] != f"resp_{request.url.host}":
+        return httpx.Response(404, json={"error": {"message": "no such response"}})
+    return good(request)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/responses/resp_server2"),
+        ("GET", "/v1/responses/resp_server2/input_items?limit=2"),
+        ("DELETE", "/v1/responses/resp_server2"),
+        ("POST", "/v1/responses/resp_server2/cancel"),
+    ],
+)
+def test_a_stored_response_is_at_the_server_that_has_it(method: str, path: str) -> None:
+    world = World(server1=storing, server2=storing, server3=storing)
+    for _ in range(3):
+        answer = world.send(method, path, headers={"authorization": "Bearer key"})
+        assert answer.json() == {"from": "server2"}
+    assert all(headers["authorization"] == "Bearer key" for *_, headers in world.asked)
+
+
+def test_a_response_goes_on_where_the_previous_one_is() -> None:
+    world = World(server1=storing, server2=storing)
+    body = {"model": "m", "input": "a", "previous_response_id": "resp_server2"}
+    for _ in range(3):
+        assert world.send("POST", "/v1/responses", json=body).json() == {"from": "server2"}
+    got = [asked for asked in world.asked if asked[1] == "/v1/responses"]
+    assert [(host, sent) for host, _, sent, _ in got] == [("server2", body)] * 3
+
+
+@pytest.mark.parametrize("response_id", ["resp_unknown", "../models", "a" * 300, "é?x=1"])
+def test_a_response_that_no_server_has(response_id: str) -> None:
+    """The servers say that it is not there. What a client sends as an id stays one part of the
+    path."""
+    world = World(server1=storing, server2=gone)
+    body = {"input": "a", "previous_response_id": response_id}
+    assert world.send("POST", "/v1/responses", json=body).json() == {"from": "server1"}
+    paths = {path for _, path, *_ in world.asked}
+    assert all(path.startswith("/v1/responses") and path.count("/") <= 3 for path in paths)
+    assert world.send("GET", "/v1/responses/resp_unknown").status_code == 404
+
+
+@pytest.mark.parametrize("previous", [None, 5, "", ["resp_server2"]])
+def test_new_responses_go_to_any_server(previous: Any) -> None:
+    world = World(server1=storing, server2=storing)
+    for _ in range(2):
+        world.send("POST", "/v1/responses", json={"previous_response_id": previous})
+    assert world.hosts == ["server1", "server2"]
 
 
 # --- flags ----------------------------------------------------------------------------------------
@@ -430,6 +487,7 @@ def test_prompts_that_cannot_be_counted_out_go_to_any_server() -> None:
         (["--server", "http://a", "--kv-events", "http://b=tcp://x:1"], "no server has"),
         (["--server", "http://a", "--kv-events", "http://a=tcp://x"], "tcp://x cannot be used"),
         (["--server", "http://a", "--kv-events", "http://a=tcp://x:1,xy"], "xy cannot be used"),
+        (["--server", "http://a", *["--kv-events", "http://a=tcp://x:1"] * 2], "given twice"),
     ],
 )
 def test_wrong_flags(words: list[str], message: str) -> None:
