@@ -15,8 +15,7 @@ from pegboard_command_bench import sweep, sweep_plots
 from pegboard.cli.main import main
 
 SERVER = """
-import sys, time
-print("started", *sys.argv[1:], file=open(sys.argv[1], "a"), flush=True)
+import time
 time.sleep(600)
 """
 BENCH = """
@@ -34,7 +33,6 @@ class Sweep:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.log = folder / "log"
         for name, text in (("server", SERVER), ("bench", BENCH)):
             (folder / f"{name}.py").write_text(text, "utf-8")
 
@@ -45,7 +43,7 @@ class Sweep:
 
     def run(self, *words: str) -> int:
         programs = [
-            *("--serve-cmd", f"{sys.executable} {self.folder}/server.py {self.log}"),
+            *("--serve-cmd", f"{sys.executable} {self.folder}/server.py"),
             # `--save-result` has no value, so the last word of the command takes its place
             *("--bench-cmd", f"{sys.executable} {self.folder}/bench.py"),
             *("-o", str(self.folder / "results")),
@@ -68,7 +66,12 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     return Sweep(tmp_path)
 
 
-def test_every_combination_is_measured(example: Sweep) -> None:
+def num_servers(capsys: pytest.CaptureFixture[str]) -> int:
+    """Return how many servers were started, by the commands that a sweep shows."""
+    return capsys.readouterr().err.count("server.py")
+
+
+def test_every_combination_is_measured(example: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     serve = example.params("serve", [{"max_num_seqs": 1}, {"max-num-seqs": 2}])
     bench = example.params("bench", {"one": {"max_concurrency": 1}, "two": {"max_concurrency": 2}})
     words = ("--serve-params", serve, "--bench-params", bench, "--num-runs", "2")
@@ -78,10 +81,10 @@ def test_every_combination_is_measured(example: Sweep) -> None:
     assert [tuple(row[key] for key in keys) for row in rows] == [
         (seqs, users, run, 10.0 * users) for seqs in (1, 2) for users in (1, 2) for run in (0, 1)
     ]
-    assert len(example.log.read_text().splitlines()) == 2, "one server for all of its loads"
+    assert num_servers(capsys) == 2, "one server for all of its loads"
 
 
-def test_a_sweep_goes_on_where_it_was(example: Sweep) -> None:
+def test_a_sweep_goes_on_where_it_was(example: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     bench = example.params("bench", [{"max_concurrency": 1}, {"max_concurrency": 2}])
     assert example.run("--bench-params", bench, "--num-runs", "1") == 0
     lost = next(example.results.glob("*max_concurrency=2/run=0.json"))
@@ -92,7 +95,7 @@ def test_a_sweep_goes_on_where_it_was(example: Sweep) -> None:
     assert example.run(*words) == 0
     assert lost.is_file() and stays.read_text() == '{"output_throughput": 7.0}'
     assert example.run(*words) == 0
-    assert len(example.log.read_text().splitlines()) == 2, "no server is started for nothing"
+    assert num_servers(capsys) == 2, "no server is started for nothing"
 
 
 def test_linked_parameters_are_equal(example: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
