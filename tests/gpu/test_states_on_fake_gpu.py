@@ -64,7 +64,7 @@ def write(tmp_path: Path) -> Callable[[str], Reference]:
     return make
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     "kernels",

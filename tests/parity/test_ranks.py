@@ -145,7 +145,7 @@ def test_stages(
     check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
