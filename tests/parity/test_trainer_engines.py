@@ -17,9 +17,9 @@ from tiny_models import TOLERANCE, Reference
 from pegboard import LLM, AsyncLLM, SamplingParams
 from pegboard.errors import RequestError
 
-LENGTH = 300
+LENGTH = 600
 """Tokens of an answer: so many that an update comes before its end."""
-LONG = {"max_position_embeddings": 512}
+LONG = {"max_position_embeddings": 800}
 PROMPT = list(range(3, 40))
 SETTINGS: dict[str, Any] = {
     "skip_tokenizer_init": True,
