@@ -173,12 +173,14 @@ class ElasticEngines(Engines):
         await self._quiet()
         if any(await self._ask(self.parts, IsPaused())):
             raise RequestError("the engines are paused or sleep; resume them, then scale")
-        if size > before and self._weights is not None and self._weights.path is None:
+        shares = self._plan.settings.engine.enable_expert_parallel
+        starts_some = shares or size > before
+        if starts_some and self._weights is not None and self._weights.path is None:
             raise RequestError(
                 "a trainer has sent the weights, which new engines would not get; let it save "
                 "them, and call update_weights with the path"
             )
-        if self._plan.settings.engine.enable_expert_parallel:
+        if shares:
             await self._restart(size, drain_timeout)
         elif size > before:
             await self._add(size)

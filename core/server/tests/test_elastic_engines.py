@@ -127,6 +127,35 @@ def test_new_engines_get_new_weights():
     with_client(body)
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_engines_with_the_weights_of_a_trainer(shares):
+    """New engines are refused, because nobody would send them these weights. That includes those
+    that start again because they share out experts."""
+
+    async def body(client: AsyncLLM, engines: ElasticEngines) -> None:
+        await client.update_weights("right")
+        await client.update_weights({"update_info": {"names": []}})
+        pids = [part.pid for part in engines.parts]
+        for size in (3, 1) if shares else (3,):
+            with pytest.raises(RequestError, match="a trainer has sent the weights, .* the path"):
+                await client.scale_elastic_ep(size)
+        assert [part.pid for part in engines.parts] == pids
+        assert client.plan.settings.engine.data_parallel_size == 2
+        assert await client.control("is_scaling_elastic_ep") is False
+        assert await client.collective_rpc("updates") == ["right", "sent"] * 2
+        assert (await anext(client.generate("ab", ENDLESS))).outputs
+        await client.scale_elastic_ep(2)
+        if not shares:  # those that stay have the weights
+            await client.scale_elastic_ep(1)
+            assert await client.collective_rpc("updates") == ["right", "sent"]
+        await client.update_weights("right")
+        await client.scale_elastic_ep(3)
+        assert await client.control("is_scaling_elastic_ep") is False
+        assert (await client.collective_rpc("updates"))[-1] == "right"
+
+    with_client(body, 2, enable_expert_parallel=shares)
+
+
 def test_engines_that_share_out_experts_start_again():
     async def body(client: AsyncLLM, engines: ElasticEngines) -> None:
         before = [part.pid for part in engines.parts]

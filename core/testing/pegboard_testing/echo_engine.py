@@ -168,8 +168,8 @@ class EchoEngine:
             future.set_result(not self.running)
         elif isinstance(action, IsSleeping | IsPaused):
             future.set_result(False)
-        elif isinstance(action, UpdateWeights) and action.path == "right":
-            self.updates.append(action.path)
+        elif isinstance(action, UpdateWeights) and action.path in ("right", None):
+            self.updates.append(action.path or "sent")
             future.set_result(None)
         else:
             future.set_exception(RequestError(f"cannot do {action}", parameter="action"))
