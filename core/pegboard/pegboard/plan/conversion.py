@@ -28,6 +28,9 @@ TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """How the names of architectures end that generate text."""
 BOTH_WAYS = "Bidirectional"
 """Before such an end, in the names of architectures whose tokens attend to all of the prompt."""
+BOTH_USES = "GritLM"
+"""The architecture that generates text as a decoder does, and whose tokens attend to all of the
+prompt, without a window, if it makes vectors."""
 SENTENCES = "modules.json"
 """The file that sentence-transformers writes."""
 
@@ -61,14 +64,22 @@ def with_decoder(
         convert = engine.convert
     if convert is None and pools_anyway(engine, checkpoint):
         convert = "embed"
+    config = checkpoint.config
+    if convert is not None and names[0] == BOTH_USES:
+        config = {**config, "sliding_window": None}
     if others := implementations(engine.model_impl):
+        if convert is not None and is_named_so(checkpoint):
+            raise ConfigError(
+                f"model_impl {engine.model_impl!r} has no attention in both directions, which the "
+                f"vectors and classes of {checkpoint.architectures[0]} need; use 'auto'"
+            )
         names = others[1:] if "vision_config" in checkpoint.config else others[:1]
     elif engine.model_impl == "vllm" and not set(names) & set(installed):
         raise ConfigError(
             f"model_impl 'vllm': no installed model plugin has code of its own for {names[0]}; use "
             "'auto' or 'transformers'"
         )
-    return replace(checkpoint, architectures=names), convert
+    return replace(checkpoint, architectures=names, config=config), convert
 
 
 def sees_all(checkpoint: Checkpoint) -> bool:
@@ -78,8 +89,14 @@ def sees_all(checkpoint: Checkpoint) -> bool:
     return (
         config.get("is_causal") is False
         or config.get("use_bidirectional_attention") is True
-        or BOTH_WAYS in checkpoint.architectures[0]
+        or is_named_so(checkpoint)
     )
+
+
+def is_named_so(checkpoint: Checkpoint) -> bool:
+    """Return whether the name of the architecture alone says what `sees_all` returns."""
+    name = checkpoint.architectures[0]
+    return BOTH_WAYS in name or name == BOTH_USES
 
 
 def pools_anyway(engine: EngineConfig, checkpoint: Checkpoint) -> bool:

@@ -39,6 +39,8 @@ BOTH_WAYS = "Bidirectional"
 """In the names of NVIDIA's decoders whose tokens attend to all of the prompt."""
 BOTH_WAYS_POOLINGS = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
 """How their configs name ways to pool."""
+INSTRUCTED = "GritLM"
+"""The architecture whose means leave out the instruction of a prompt."""
 SPLADE = "SpladeSparseEmbeddingModel"
 WORDS = ("ForMaskedLM", SPLADE)
 """How the names of architectures end whose logits are those of words under a mask."""
@@ -99,6 +101,9 @@ def plan(facts: PoolerFacts) -> Pooling:
         columns = chosen.returned_token_ids
     names = labels(config)
     method = method_of(declared, chosen)
+    if facts.checkpoint.architectures[0] == INSTRUCTED and "MEAN" in declared.steps.pooling_types:
+        check_whole(chosen)
+        method["instructed"] = "yes"
     if tokens:
         is_two_way = is_difference(config, tokens)
         names = tokens[-1:] if is_two_way else tokens
@@ -174,6 +179,16 @@ def read_config(given: Mapping[str, Any]) -> PoolerConfig:
     if chosen.max_embed_len is not None and chosen.max_embed_len < 1:
         raise ConfigError("pooler_config: max_embed_len must be at least 1")
     return chosen
+
+
+def check_whole(chosen: PoolerConfig) -> None:
+    """Raise ConfigError if texts are to be divided, of which only the first part would have the
+    instruction."""
+    if chosen.max_embed_len is not None:
+        raise ConfigError(
+            f"pooler_config: {INSTRUCTED} leaves out the instruction of a text, so texts cannot be "
+            "divided; leave enable_chunked_processing and max_embed_len out"
+        )
 
 
 def check_choices(chosen: PoolerConfig, num_classes: int | None) -> None:
@@ -254,6 +269,8 @@ def dimensions_of(config: Mapping[str, Any]) -> tuple[int, ...] | int | None:
 
 def usual_pooling(facts: PoolerFacts) -> str:
     """Return how a model pools if no file of sentence-transformers says so."""
+    if facts.checkpoint.architectures[0] == INSTRUCTED:
+        return "MEAN"
     if BOTH_WAYS not in facts.checkpoint.architectures[0]:
         return "CLS" if "encoder" in facts.flags else KEEPS_NOTHING
     named = facts.checkpoint.config.get("pooling", "avg")
