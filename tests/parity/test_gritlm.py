@@ -98,11 +98,20 @@ def test_the_files_and_the_setting(gritlm: Reference) -> None:
         assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
 
 
+def test_code_of_transformers(gritlm: Reference) -> None:
+    ids = make_tokenizer().encode(f"<|embed|>\n{TEXT}")
+    settings = {"model_impl": "transformers", "hf_overrides": {"sliding_window": None}}
+    with open_llm(gritlm.directory, **POOLING, **settings) as llm:
+        (output,) = llm.embed([ids], use_tqdm=False)
+    true = normalized(true_vector(gritlm, ids, len(ids) - len(TEXT)))
+    assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
+
+
 def test_what_is_refused(gritlm: Reference) -> None:
     divided = {"enable_chunked_processing": True, "max_embed_len": 128}
     with pytest.raises(ConfigError, match="leaves out the instruction of a text, so texts cannot"):
         open_llm(gritlm.directory, **POOLING, pooler_config=divided)
-    with pytest.raises(ConfigError, match="model_impl 'transformers' has no attention .* GritLM"):
+    with pytest.raises(ModelError, match="vectors of GritLM have no window, and Transformers"):
         open_llm(gritlm.directory, **POOLING, model_impl="transformers")
     path = gritlm.directory / "tokenizer_config.json"
     config = json.loads(path.read_text())

@@ -28,9 +28,6 @@ TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """How the names of architectures end that generate text."""
 BOTH_WAYS = "Bidirectional"
 """Before such an end, in the names of architectures whose tokens attend to all of the prompt."""
-BOTH_USES = "GritLM"
-"""The architecture that generates text as a decoder does, and whose tokens attend to all of the
-prompt, without a window, if it makes vectors."""
 SENTENCES = "modules.json"
 """The file that sentence-transformers writes."""
 
@@ -64,22 +61,14 @@ def with_decoder(
         convert = engine.convert
     if convert is None and pools_anyway(engine, checkpoint):
         convert = "embed"
-    config = checkpoint.config
-    if convert is not None and names[0] == BOTH_USES:
-        config = {**config, "sliding_window": None}
     if others := implementations(engine.model_impl):
-        if convert is not None and is_named_so(checkpoint):
-            raise ConfigError(
-                f"model_impl {engine.model_impl!r} has no attention in both directions, which the "
-                f"vectors and classes of {checkpoint.architectures[0]} need; use 'auto'"
-            )
         names = others[1:] if "vision_config" in checkpoint.config else others[:1]
     elif engine.model_impl == "vllm" and not set(names) & set(installed):
         raise ConfigError(
             f"model_impl 'vllm': no installed model plugin has code of its own for {names[0]}; use "
             "'auto' or 'transformers'"
         )
-    return replace(checkpoint, architectures=names, config=config), convert
+    return replace(checkpoint, architectures=names), convert
 
 
 def sees_all(checkpoint: Checkpoint) -> bool:
@@ -89,14 +78,8 @@ def sees_all(checkpoint: Checkpoint) -> bool:
     return (
         config.get("is_causal") is False
         or config.get("use_bidirectional_attention") is True
-        or is_named_so(checkpoint)
+        or BOTH_WAYS in checkpoint.architectures[0]
     )
-
-
-def is_named_so(checkpoint: Checkpoint) -> bool:
-    """Return whether the name of the architecture alone says what `sees_all` returns."""
-    name = checkpoint.architectures[0]
-    return BOTH_WAYS in name or name == BOTH_USES
 
 
 def pools_anyway(engine: EngineConfig, checkpoint: Checkpoint) -> bool:

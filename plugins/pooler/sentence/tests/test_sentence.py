@@ -346,9 +346,9 @@ def test_words_of_long_prompts(how: str) -> None:
 
 def test_instructions_are_found_by_their_text(tmp_path: Path) -> None:
     """Also where a token has the end of the mark and more."""
-    grit = replace(write(tmp_path, {}, {}), architectures=("GritLM",))
-    pooling = plan(PoolerFacts(NONE, grit, {"use_activation": False}, "embed", sees_all=True))
-    assert pooling.whole_prompts and pooling.method["instructed"] == "yes"
+    grit = write(tmp_path, {}, {"architectures": ["GritLM"]})
+    pooling = plan(PoolerFacts(NONE, grit, {"use_activation": False}, "embed"))
+    assert pooling.whole_prompts and pooling.sees_all and pooling.method["instructed"] == "yes"
     texts = [b"", b" <|user|>\n", b"find", b"\n<|emb", b"ed|>", b"\n", b"\n\n", b"fjord"]
     vocabulary = Vocabulary(texts, frozenset({0}), (), 0)
     pooler = SentencePooler(None, PoolerSetup(pooling, vocabulary=lambda: vocabulary))
