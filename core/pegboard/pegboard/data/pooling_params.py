@@ -31,7 +31,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     for `embed`, in chunks of the model's length, and return the mean of their vectors; None = they
     do not. prompts: name → what is put before a text. prompt_name: the name for requests that give
     none; None = nothing is. sees_all: each token of a decoder attends to all of its prompt, also to
-    those after it; whole_prompts is then true. method: the plugin's own values.
+    those after it, which a plan may say; whole_prompts is then true. method: the plugin's own
+    values.
     """
 
     pooler: str = ""

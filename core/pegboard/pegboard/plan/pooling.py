@@ -74,7 +74,7 @@ def choose_pooling(
         planned,
         pooler=entry.qualified,
         head=() if convert == "embed" else planned.head,
-        sees_all=both_ways,
+        sees_all=both_ways or planned.sees_all,
         whole_prompts=both_ways or planned.whole_prompts,
     )
     changes: dict[str, Any] = {"runner": "pooling"}

@@ -230,7 +230,8 @@ class LoadedModel:
         ):
             raise ConfigError(
                 f"{self.entry.id} has layers whose tokens cannot see those after them, but the "
-                "checkpoint's config has is_causal=false or use_bidirectional_attention=true"
+                "checkpoint's config has is_causal=false or use_bidirectional_attention=true, or "
+                "its architecture makes vectors so"
             )
         need = AttentionNeed(
             platform=setup.platform_name,

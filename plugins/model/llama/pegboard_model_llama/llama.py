@@ -25,6 +25,9 @@ from pegboard_models.decoder import Decoder, DecoderSizes
 from pegboard_models.norms import HeadNorm, each_head
 from pegboard_models.rope import rope_parameters, scaled_rope
 
+BOTH_USES = "GritLM"
+"""A Mistral that makes vectors without its window, with attention in both directions."""
+
 
 class Shape(DecoderSizes):
     """The sizes from a checkpoint's config, under uniform names."""
@@ -63,6 +66,8 @@ class LlamaModel(Decoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         refuse_far_tokens(config, build.max_positions)
         shape = self.shape_class(config)
+        if build.sees_all and read(config, "architectures", list[str]) == [BOTH_USES]:
+            shape.windows = [None] * shape.num_layers
         base, scaling = rope_parameters(config)
         hidden = shape.hidden_size
         rope = scaled_rope(

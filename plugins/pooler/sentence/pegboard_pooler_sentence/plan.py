@@ -13,6 +13,7 @@ import msgspec
 from pegboard.data.pooling_params import TOKEN_TASKS, Pooling, Task
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.pooler import PoolerFacts
+from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard_pooler_sentence.classes import (
     class_activation,
     class_tokens,
@@ -39,6 +40,9 @@ BOTH_WAYS = "Bidirectional"
 """In the names of NVIDIA's decoders whose tokens attend to all of the prompt."""
 BOTH_WAYS_POOLINGS = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
 """How their configs name ways to pool."""
+INSTRUCTED = "GritLM"
+"""The architecture that generates text as a decoder does. For vectors, its tokens attend to all of
+the prompt, and means leave out the instruction."""
 SPLADE = "SpladeSparseEmbeddingModel"
 WORDS = ("ForMaskedLM", SPLADE)
 """How the names of architectures end whose logits are those of words under a mask."""
@@ -99,6 +103,9 @@ def plan(facts: PoolerFacts) -> Pooling:
         columns = chosen.returned_token_ids
     names = labels(config)
     method = method_of(declared, chosen)
+    if is_instructed(facts) and "MEAN" in declared.steps.pooling_types:
+        check_whole(chosen)
+        method["instructed"] = "yes"
     if tokens:
         is_two_way = is_difference(config, tokens)
         names = tokens[-1:] if is_two_way else tokens
@@ -113,7 +120,11 @@ def plan(facts: PoolerFacts) -> Pooling:
     check_choices(chosen, (len(names) if columns is None else None) if is_classifier else 0)
     token_task: Task = "token_classify" if is_classifier else "token_embed"
     default: Task = token_task if declared.is_of_tokens else declared.task
-    whole = facts.sees_all or "encoder" in facts.flags
+    both_ways = facts.sees_all
+    if is_instructed(facts):
+        check_window(facts.checkpoint)
+        both_ways = True
+    whole = both_ways or "encoder" in facts.flags
     types = declared.steps.pooling_types
     tasks = tasks_of(facts.flags, declared, token_task)
     default = chosen.task or default
@@ -133,6 +144,7 @@ def plan(facts: PoolerFacts) -> Pooling:
         tasks=tuple(task for task in tasks if task != default),
         labels=names if is_classifier else (),
         whole_prompts=whole,
+        sees_all=both_ways,
         from_start=()
         if whole
         else tuple(task for task in tasks if task in TOKEN_TASKS or task in keeps),
@@ -146,6 +158,22 @@ def plan(facts: PoolerFacts) -> Pooling:
         head=head,
         method=method,
     )
+
+
+def is_instructed(facts: PoolerFacts) -> bool:
+    """Return whether the config names GritLM, whatever code computes it, and vectors are wanted."""
+    names = facts.checkpoint.config.get("architectures")
+    return facts.convert == "embed" and names == [INSTRUCTED]
+
+
+def check_window(checkpoint: Checkpoint) -> None:
+    """Raise ModelError if other code computes GritLM, which would keep the window."""
+    name = checkpoint.architectures[0]
+    if name != INSTRUCTED and checkpoint.config.get("sliding_window"):
+        raise ModelError(
+            f"{checkpoint.path}: vectors of {INSTRUCTED} have no window, and {name} would use the "
+            "config's sliding_window; set it to null with hf_overrides, or model_impl to 'auto'"
+        )
 
 
 def tasks_of(flags: frozenset[str], declared: Declared, token_task: Task) -> list[Task]:
@@ -174,6 +202,16 @@ def read_config(given: Mapping[str, Any]) -> PoolerConfig:
     if chosen.max_embed_len is not None and chosen.max_embed_len < 1:
         raise ConfigError("pooler_config: max_embed_len must be at least 1")
     return chosen
+
+
+def check_whole(chosen: PoolerConfig) -> None:
+    """Raise ConfigError if texts are to be divided, of which only the first part would have the
+    instruction."""
+    if chosen.max_embed_len is not None:
+        raise ConfigError(
+            f"pooler_config: {INSTRUCTED} leaves out the instruction of a text, so texts cannot be "
+            "divided; leave enable_chunked_processing and max_embed_len out"
+        )
 
 
 def check_choices(chosen: PoolerConfig, num_classes: int | None) -> None:
@@ -254,6 +292,8 @@ def dimensions_of(config: Mapping[str, Any]) -> tuple[int, ...] | int | None:
 
 def usual_pooling(facts: PoolerFacts) -> str:
     """Return how a model pools if no file of sentence-transformers says so."""
+    if is_instructed(facts):
+        return "MEAN"
     if BOTH_WAYS not in facts.checkpoint.architectures[0]:
         return "CLS" if "encoder" in facts.flags else KEEPS_NOTHING
     named = facts.checkpoint.config.get("pooling", "avg")

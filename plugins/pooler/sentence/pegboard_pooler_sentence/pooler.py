@@ -13,6 +13,7 @@ from pegboard.data.pooling_params import TOKEN_TASKS, PoolingParams
 from pegboard.errors import ModelError
 from pegboard.interfaces.pooler import PoolerSetup, PoolStep
 from pegboard_pooler_sentence.dense import make_dense
+from pegboard_pooler_sentence.instructions import AfterInstruction
 from pegboard_pooler_sentence.reduce import AT_ONCE, Reduction, make_reduction
 from pegboard_pooler_sentence.tokens import Matrices, reader
 from pegboard_pooler_sentence.words import WordPooling
@@ -32,8 +33,16 @@ class SentencePooler:
         types = method["pooling_types"]
         words = method.get("words")
         names = [name for name in types.split(",") if name]
+        is_instructed = bool(method.get("instructed"))
         self._reductions: list[Reduction] = (
-            [WordPooling(words, types)] if words else [make_reduction(name) for name in names]
+            [WordPooling(words, types)]
+            if words
+            else [
+                AfterInstruction(setup)
+                if is_instructed and name == "MEAN"
+                else make_reduction(name)
+                for name in names
+            ]
         )
         self._dense = make_dense(method.get("dense", "[]"))
         self._tokens = token_ids(setup)

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from pegboard.data.pooling_params import Pooling, PoolingParams
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.pooler import Pooler, PoolerFacts, PoolerSetup
+from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard.interfaces.weight_loader import Checkpoint, TensorEntry, TokenizerPayload
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_pooler import PoolerContract, pool_step
@@ -341,3 +342,35 @@ def test_words_of_long_prompts(how: str) -> None:
         values = (rows @ table.T).relu().log1p()
         true = values.amax(0) if how == "MAX" else values.sum(0)
         np.testing.assert_allclose(vector, true, rtol=1e-4, atol=1e-5)
+
+
+def test_instructions_are_found_by_their_text(tmp_path: Path) -> None:
+    """Also where a token has the end of the mark and more."""
+    grit = write(tmp_path, {}, {"architectures": ["GritLM"]})
+    pooling = plan(PoolerFacts(NONE, grit, {"use_activation": False}, "embed"))
+    assert pooling.whole_prompts and pooling.sees_all and pooling.method["instructed"] == "yes"
+    texts = [b"", b" <|user|>\n", b"find", b"\n<|emb", b"ed|>", b"\n", b"\n\n", b"fjord"]
+    vocabulary = Vocabulary(texts, frozenset({0}), (), 0)
+    pooler = SentencePooler(None, PoolerSetup(pooling, vocabulary=lambda: vocabulary))
+    prompts = [
+        ([0, 1, 2, 3, 4, 5, 7, 2], 6),
+        ([0, 1, 2, 3, 4, 6, 7, 7], 6),
+        ([0, 1, 2, 7], 1),
+        ([0, 99], 1),
+        ([1, 3, 4, 5, 7], 0),
+    ]
+    ids = [token_id for prompt, _ in prompts for token_id in prompt]
+    hidden = torch.randn(len(ids) + 6, 3)
+    step = pool_step(
+        [*(len(prompt) for prompt, _ in prompts), 6], token_ids=[*ids, 0, 1, 3, 4, 5, 5]
+    )
+    results = pooler.pool(hidden, replace(step, params=[PoolingParams(use_activation=False)] * 6))()
+    for result, (_, left_out), start, stop in zip(
+        results, prompts, step.starts, step.starts[1:], strict=False
+    ):
+        np.testing.assert_allclose(result, hidden[start + left_out : stop].mean(0), rtol=1e-5)
+    np.testing.assert_allclose(results[-1], hidden[-1], rtol=1e-5)
+    step = pool_step([6], token_ids=[0, 1, 2, 3, 4, 5])
+    assert not np.any(pooler.pool(hidden[:6], step)()[0])  # nothing is left
+    with pytest.raises(ModelError, match="instructions are found by their text"):
+        SentencePooler(None, PoolerSetup(pooling))
