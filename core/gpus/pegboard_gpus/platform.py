@@ -44,7 +44,12 @@ def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class GPUCopies:
-    """See `pegboard.interfaces.platform.Copies`. All copies are on the stream that computes."""
+    """See `pegboard.interfaces.platform.Copies` and `SideCopies`. All copies but those of `store`
+    and `load` are on the stream that computes. The allocators of torch are told which memory the
+    other stream uses, so it is not given away too early."""
+
+    def __init__(self) -> None:
+        self._side: Any = None
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return pinned(shape, dtype)
@@ -68,6 +73,32 @@ class GPUCopies:
         event.record()
         wait: Callable[[], None] = event.synchronize
         return wait
+
+    def store(self, rows: Tensor, targets: Sequence[Tensor]) -> None:
+        side = self._side_stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for row, target in zip(rows, targets, strict=True):
+                target.copy_(row, non_blocking=True)
+        rows.record_stream(side)
+
+    def load(self, sources: Sequence[Tensor]) -> Tensor:
+        side = self._side_stream()
+        first = sources[0]
+        with torch.cuda.stream(side):
+            device = f"{FAMILY}:{torch.cuda.current_device()}"
+            rows = torch.empty(len(sources), *first.shape, dtype=first.dtype, device=device)
+            for row, source in zip(rows, sources, strict=True):
+                row.copy_(source, non_blocking=True)
+        computing = torch.cuda.current_stream()
+        computing.wait_stream(side)
+        rows.record_stream(computing)
+        return rows
+
+    def _side_stream(self) -> Any:
+        if self._side is None:
+            self._side = torch.cuda.Stream()
+        return self._side
 
 
 class GPUPlatform(ABC):

@@ -23,8 +23,8 @@ class BlockRows:
     layer of a group. Its rows have no bytes.
 
     parts: (name, dtype, shape of a block) of every tensor, in the order of the row. num_bytes: of a
-    row. views: layer index → the layer's tensors, each [num_blocks, …], in which a block is
-    contiguous."""
+    row. device: of the KV memory. views: layer index → the layer's tensors, each [num_blocks, …],
+    in which a block is contiguous."""
 
     def __init__(self, views: Mapping[int, KVView], layers: Sequence[int]) -> None:
         tensors = {
@@ -41,24 +41,32 @@ class BlockRows:
         self._memory = words if all(part.dtype == torch.int64 for part in words) else memory
         self._sizes = [part.shape[1] for part in self._memory]
         self._like = self._memory[0] if self._memory else torch.empty(0, dtype=torch.uint8)
+        self.device = self._like.device
 
     def read(self, block_ids: Sequence[int]) -> Tensor:
         """Return copies of the blocks: uint8 [number of blocks, num_bytes] on the host."""
-        rows = self._like.new_empty(len(block_ids), sum(self._sizes))
-        if not self.num_bytes:
-            return rows
-        ids = torch.tensor(block_ids, device=rows.device)
-        for part, memory in zip(rows.split(self._sizes, 1), self._memory, strict=True):
-            torch.index_select(memory, 0, ids, out=part)
-        return rows.view(torch.uint8).cpu()
+        return self.gather(torch.tensor(block_ids, device=self.device)).cpu()
 
-    @torch.inference_mode()
     def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
         """Copy rows, contiguous uint8 [number of blocks, num_bytes] on the host, into the
         blocks."""
+        self.scatter(torch.tensor(block_ids, device=self.device), rows.to(self.device))
+
+    def gather(self, block_ids: Tensor) -> Tensor:
+        """Return copies of the blocks, uint8 [number of blocks, num_bytes]. They are on the device,
+        like block_ids, int64."""
+        rows = self._like.new_empty(len(block_ids), sum(self._sizes))
+        if self.num_bytes:
+            for part, memory in zip(rows.split(self._sizes, 1), self._memory, strict=True):
+                torch.index_select(memory, 0, block_ids, out=part)
+        return rows.view(torch.uint8)
+
+    @torch.inference_mode()
+    def scatter(self, block_ids: Tensor, rows: Tensor) -> None:
+        """Copy rows, contiguous uint8 [number of blocks, num_bytes], into the blocks. All is on the
+        device."""
         if not self.num_bytes:
             return
-        rows = rows.to(self._like.device).view(self._like.dtype)
-        ids = torch.tensor(block_ids, device=rows.device)
+        rows = rows.view(self._like.dtype)
         for part, memory in zip(rows.split(self._sizes, 1), self._memory, strict=True):
-            memory.index_copy_(0, ids, part)
+            memory.index_copy_(0, block_ids, part)

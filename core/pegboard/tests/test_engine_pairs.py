@@ -407,7 +407,7 @@ def test_events_name_blocks_that_anybody_can_compute(
     engine = FakeEngine(
         block_size=block_size,
         metrics=[recorder],
-        parts={"reports_kv_events": True},
+        reports_kv_events=True,
         max_num_batched_tokens=8,
     )
     for number, (salt, length) in enumerate(prompts):

@@ -16,7 +16,7 @@ import torch
 
 from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.errors import CannotRecord
-from pegboard.interfaces.platform import Platform, PlatformSetup, Trait
+from pegboard.interfaces.platform import Platform, PlatformSetup, SideCopies, Trait
 
 NEEDED = {"dtype", "block_size", "max_num_seqs", "max_num_batched_tokens"}
 """Settings for which core has no default."""
@@ -113,6 +113,23 @@ class PlatformContract:
             target.fill_(7)
             assert wait().tolist() == [2 * value] * 8
             copies.mark()()
+
+    def test_rows_are_copied_beside_the_computation(self) -> None:
+        """`SideCopies`, if the platform has them: what is loaded is what was stored before."""
+        platform, device = self.started()
+        copies = platform.copies()
+        if copies is None or not isinstance(copies, SideCopies):
+            return
+        memory = copies.host((4, 6), torch.int64)
+        for value in range(1, 4):
+            rows = torch.full((2, 6), value, device=device.name) * torch.tensor(
+                [[1], [10]], device=device.name
+            )
+            copies.store(rows, [memory[3], memory[0]])
+            del rows
+            torch.full((2, 6), 99, device=device.name)
+            loaded = copies.load([memory[0], memory[3]])
+            assert (loaded + 1).tolist() == [[10 * value + 1] * 6, [value + 1] * 6]
 
     def test_a_recording_computes_on_what_its_inputs_hold(self) -> None:
         """Every size of every trait is recorded. On a CPU, the test passes a replacement for the

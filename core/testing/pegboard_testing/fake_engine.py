@@ -19,6 +19,7 @@ from pegboard.engine.actions import Action, R
 from pegboard.engine.engine import Engine, EngineParts
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
+from pegboard.engine.kv.events import KVEvents
 from pegboard.engine.kv.plan import blocks_per_request, plan_kv
 from pegboard.engine.kv.special_rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
@@ -67,7 +68,8 @@ class FakeEngine:
     of each layer. num_blocks: the exact number of blocks; by default, spare_blocks more than the
     longest request needs. plan: another KV plan. identity: of what the blocks contain. draft: makes
     the proposer, if max_drafts > 0. kv: makes the halves of a KV connector. measured: more
-    arguments of StepMetrics. parts: fields of EngineParts. limits: fields of Limits.
+    arguments of StepMetrics. reports_kv_events: as if a sink asked for them. parts: fields of
+    EngineParts. limits: fields of Limits.
     """
 
     results: dict[tuple[str, int], Result]
@@ -89,6 +91,7 @@ class FakeEngine:
         metrics: Sequence[MetricsSink] = (),
         measured: Mapping[str, Any] | None = None,
         failing_step: int | None = None,
+        reports_kv_events: bool = False,
         parts: Mapping[str, Any] | None = None,
         **limits: Any,
     ) -> None:
@@ -99,6 +102,7 @@ class FakeEngine:
         self.model = FakeModel(
             [group.spec.retain for group in self.plan.groups], self.limits.vocab_size
         )
+        self.kv_events = KVEvents(self.plan) if reports_kv_events else None
         halves = kv(self._connector_setup()) if kv else None
         self.connector = halves[0] if halves else None
         proposer = draft(DraftSetup(self.limits)) if self.limits.max_drafts else None
@@ -133,6 +137,7 @@ class FakeEngine:
             grammars=self._grammars(structured_output),
             metrics=StepMetrics(self.limits, metrics, clock=clock, **(measured or {})),
             has_priority=by_priority,
+            kv_events=self.kv_events,
             modules={
                 type(self.policy).__module__: f"scheduling_policy {type(self.policy).__name__}"
             },
@@ -146,7 +151,8 @@ class FakeEngine:
         expired = [
             make_rule(group, self.plan.hash_block_size).unneeded for group in self.plan.groups
         ]
-        return KVConnectorSetup(self.plan, expired=expired)
+        events = self.kv_events.of if self.kv_events is not None else None
+        return KVConnectorSetup(self.plan, expired=expired, events=events)
 
     def _describe(self, path: str) -> Checkpoint:
         """Return an empty checkpoint. Its digest is its name. There is none below `missing`."""

@@ -66,8 +66,8 @@ class FakeGPU(TorchFunctionMode):
     read a tensor. uploads, downloads: numbers of copies that did not make the host wait when they
     were started. blocking_uploads: uploads from host memory that the device cannot copy from by
     itself. total_bytes: its memory. is_mapped: whether there is memory behind an address; None =
-    always. place: returns memory for a new tensor of so many bytes, or None if there is none;
-    None = it stays where it is."""
+    always. uses: (address, stream) of the calls of `Tensor.record_stream`. place: returns memory
+    for a new tensor of so many bytes, or None if there is none; None = it stays where it is."""
 
     current: FakeGPU | None = None
 
@@ -84,6 +84,7 @@ class FakeGPU(TorchFunctionMode):
         self.spare_bytes = 0  # that other graphs have and this one may use
         self.used_bytes = 0
         self.is_mapped: Callable[[int], bool] | None = None
+        self.uses: list[tuple[int, Any]] = []
         self.place: Callable[[int], Tensor | None] | None = None
         self._tensors: dict[int, int] = {}  # live tensors by the address of their memory
 
@@ -124,6 +125,7 @@ class FakeGPU(TorchFunctionMode):
             if len(args) == 1 and not kwargs:
                 return args[0]
         elif _is_device(kwargs.get("device")):
+            self.blocking_uploads += name in ("tensor", "as_tensor")  # of what the host has
             del kwargs["device"]
             with torch._C.DisableTorchFunction():
                 return self._made(function(*args, **kwargs).as_subclass(DeviceTensor))
@@ -265,11 +267,13 @@ def _gpu() -> FakeGPU:
 
 
 class FakeCopies:
-    """See `pegboard.interfaces.platform.Copies`."""
+    """See `pegboard.interfaces.platform.Copies` and `SideCopies`. What is stored arrives as late as
+    possible."""
 
     def __init__(self) -> None:
         self.in_flight: list[tuple[Tensor, Tensor]] = []
         self.pinned: set[int] = set()
+        self.stored: list[tuple[Tensor, Tensor, list[Tensor]]] = []
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         memory = torch.zeros(shape, dtype=dtype)
@@ -280,9 +284,7 @@ class FakeCopies:
         gpu = _gpu()
         gpu.uploads += 1
         with torch._C.DisableTorchFunction():
-            assert source.untyped_storage().data_ptr() in self.pinned, (
-                "the device cannot copy from this memory by itself"
-            )
+            assert self._is_pinned(source), "the device cannot copy from this memory by itself"
             assert (
                 isinstance(target, DeviceTensor)
                 and source.shape == target.shape
@@ -315,6 +317,32 @@ class FakeCopies:
                 self.in_flight = [other for other in self.in_flight if other is not copy]
 
         return wait
+
+    def store(self, rows: Tensor, targets: Sequence[Tensor]) -> None:
+        _gpu().downloads += 1
+        with torch._C.DisableTorchFunction():
+            assert isinstance(rows, DeviceTensor) and len(rows) == len(targets)
+            assert all(self._is_pinned(target) for target in targets)
+            self.stored.append((rows, rows.clone(), list(targets)))
+
+    def load(self, sources: Sequence[Tensor]) -> Tensor:
+        gpu = _gpu()
+        gpu.uploads += 1
+        self._arrive()
+        with torch._C.DisableTorchFunction():
+            assert all(map(self._is_pinned, sources))
+            return gpu._made(torch.stack(list(sources)).as_subclass(DeviceTensor))  # type: ignore[no-any-return]
+
+    def _arrive(self) -> None:
+        with torch._C.DisableTorchFunction():
+            for rows, before, targets in self.stored:
+                assert torch.equal(rows, before), "rows were changed before they were copied"
+                for row, target in zip(before, targets, strict=True):
+                    target.copy_(row)
+        self.stored.clear()
+
+    def _is_pinned(self, memory: Tensor) -> bool:
+        return memory.untyped_storage().data_ptr() in self.pinned
 
 
 class FakeReplay:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from pegboard_testing.fake_driver import install_driver
 from pegboard_testing.fake_gpu import TOTAL_BYTES, FakeGPU, Tape
@@ -87,6 +88,11 @@ def fake_torch_cuda(
         install_driver(monkeypatch, gpu)
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
+
+        def record_stream(tensor: Tensor, stream: Any) -> None:
+            gpu.uses.append((tensor.data_ptr(), stream))
+
+        monkeypatch.setattr(Tensor, "record_stream", record_stream)
         monkeypatch.setattr(platform, "FAMILY", "privateuseone")
         monkeypatch.setattr(
             platform, "pinned", lambda shape, dtype: torch.zeros(shape, dtype=dtype)

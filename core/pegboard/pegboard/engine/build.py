@@ -22,6 +22,7 @@ from pegboard.engine.executors import (
 )
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
+from pegboard.engine.kv.events import KVEvents
 from pegboard.engine.kv.identity import identified
 from pegboard.engine.kv.plan import capacity, fit_kv
 from pegboard.engine.kv.special_rules import make_rule
@@ -106,14 +107,15 @@ def _build(registry: Registry, plan: EnginePlan, in_program: bool) -> Engine:
     )
     log.info("KV cache: %s%s", capacity(kv_plan), where)
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
+    events = KVEvents(kv_plan) if "kv_events" in metrics_flags(registry) else None
     parts = EngineParts(
         executor=executor,
         policy=policy,
         has_priority=has_priority,
-        reports_kv_events="kv_events" in metrics_flags(registry),
+        kv_events=events,
         kv_plan=kv_plan,
         limits=limits,
-        connectors=_connectors(registry, config, kv_plan),
+        connectors=_connectors(registry, config, kv_plan, events),
         grammars=make_grammars(registry, plan, absence=absence),
         metrics=_metrics(registry, plan, config, limits, kv_plan),
         modules=registry.modules(),
@@ -284,14 +286,18 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
     )
 
 
-def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[str, Any]:
+def _connectors(
+    registry: Registry, config: EngineConfig, kv_plan: KVPlan, events: KVEvents | None
+) -> dict[str, Any]:
     """Return the scheduler halves of the configured connectors, in order."""
     connectors = {}
     expired = [make_rule(group, kv_plan.hash_block_size).unneeded for group in kv_plan.groups]
     number = engine_number(config) * config.num_ranks
     for name in config.kv_connectors or ():
         entry = registry.choose("kv_connector", Need(), explicit=name, key=name).require()
-        setup = KVConnectorSetup(kv_plan, number=number, expired=expired)
+        setup = KVConnectorSetup(
+            kv_plan, number=number, expired=expired, events=events.of if events else None
+        )
         connectors[name] = registry.build(entry, setup)
     return connectors
 

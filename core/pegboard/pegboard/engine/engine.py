@@ -27,6 +27,7 @@ from pegboard.engine.forks import Forks
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
+from pegboard.engine.kv.events import KVEvents
 from pegboard.engine.life import Life
 from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.lockstep import Alone, Lockstep
@@ -51,7 +52,7 @@ class EngineParts:
     of `limits.max_model_len` tokens, as `plan_kv` checks. connectors: implementations by plugin
     name, in chain order. grammars: the engine owns them and stops them. has_priority: the policy
     honours `EngineRequest.priority`. embedding_size: the width of prompts that are embeddings; 0 =
-    they are refused. reports_kv_events: a sink wants the changes of the prefix cache. modules:
+    they are refused. kv_events: what memories store and drop, if a sink wants to know. modules:
     module → id of the plugin that it belongs to; a failure in the module is reported with that id.
     decisions: returns the plugins that were chosen for this engine, and why. can_sleep:
     `enable_sleep_mode` is set. describe_update: returns the checkpoint at a path. clock: returns
@@ -67,7 +68,7 @@ class EngineParts:
     connectors: Mapping[str, KVConnectorScheduler] = field(default_factory=dict)
     has_priority: bool = False
     embedding_size: int = 0
-    reports_kv_events: bool = False
+    kv_events: KVEvents | None = None
     modules: Mapping[str, str] = field(default_factory=dict)
     decisions: Callable[[], list[dict[str, Any]]] = list
     can_sleep: bool = False
@@ -84,7 +85,7 @@ class Engine:
         self._parts = parts
         executor = parts.executor
         self._grammars = grammars = parts.grammars
-        kv = KVCache(parts.kv_plan, limits, reports_events=parts.reports_kv_events)
+        kv = KVCache(parts.kv_plan, limits, parts.kv_events)
         connectors = KVConnectors(parts.connectors, kv)
         forks = Forks(kv)
         self._loras = loras = LoRASlots(limits, executor.call) if limits.max_loras else None
@@ -249,7 +250,8 @@ class Engine:
             metrics.finished(request, self._parts.clock())
         if self._loras is not None:
             metrics.loras(live)
-        metrics.publish(self._gauges(), live.kv.take_events())
+        events = self._parts.kv_events
+        metrics.publish(self._gauges(), events.take() if events is not None else ())
 
     def _gauges(self) -> dict[str, float]:
         return {

@@ -12,6 +12,7 @@ from pegboard.interfaces.spec import Spec
 if TYPE_CHECKING:
     from pegboard.data.batch import Batch, TransferReport
     from pegboard.interfaces.attention import KVGroup, KVPlan, KVView
+    from pegboard.interfaces.platform import Copies
     from pegboard.interfaces.scheduling_policy import RequestView
 
 
@@ -34,6 +35,17 @@ class KVConnectorSpec(Spec):
     alone: str = ""
 
 
+class MemoryEvents(Protocol):
+    """Tells routers what the memory of a connector holds."""
+
+    def stored(self, request: "RequestView", group: int, indices: Sequence[int]) -> None:
+        """Blocks of the request can be loaded from the next step on. indices: of full blocks in the
+        group's table, ascending. States, and prompts that are more than tokens, are passed over."""
+
+    def removed(self, group: int, block_hash: bytes) -> None:
+        """A block can no longer be loaded."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVConnectorSetup:
     """plan: the KV groups with their block sizes, the size of the blocks that are hashed, and the
@@ -52,12 +64,19 @@ class KVConnectorSetup:
     block i, with the chain's hash there as its name, and a prefix needs the last one only. It is
     saved by the plan of the step that goes on there, from entry 0, or from the block that
     `Batch.copy_blocks` copies to entry 0 of a new request. It is loaded to entry 0.
+
+    copies: those of the platform, for the worker half; None = the KV memory is the host's.
+
+    events: for the scheduler half of a connector whose memory only this engine reads: the name of
+    the memory, as in vLLM's KV events ("CPU", …) → what it reports to. None = nobody asks.
     """
 
     plan: "KVPlan"
     rank: int = 0
     number: int = 0
     expired: "Sequence[Callable[[int], range]]" = ()
+    copies: "Copies | None" = None
+    events: "Callable[[str], MemoryEvents] | None" = None
 
 
 @dataclass(frozen=True, slots=True)

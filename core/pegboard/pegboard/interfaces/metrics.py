@@ -104,7 +104,8 @@ class BlocksStored(msgspec.Struct, frozen=True, tag=True):
 
     block_hashes: one for each `block_size` tokens of `token_ids`. parent_hash: of the block before
     them; None if they start the request. group: the KV group. cache_salt: only if they start the
-    request, because later hashes depend on the first.
+    request, because later hashes depend on the first. medium: where they are; None = in the KV
+    cache, and a KV connector names its memory.
     """
 
     block_hashes: tuple[bytes, ...]
@@ -115,17 +116,19 @@ class BlocksStored(msgspec.Struct, frozen=True, tag=True):
     lora_id: int | None = None
     lora_name: str | None = None
     cache_salt: str | None = None
+    medium: str | None = None
 
 
 class BlocksRemoved(msgspec.Struct, frozen=True, tag=True):
-    """Blocks that the prefix cache has evicted."""
+    """Blocks that a memory has dropped. medium: as in `BlocksStored`."""
 
     block_hashes: tuple[bytes, ...]
     group: int = 0
+    medium: str | None = None
 
 
 class BlocksCleared(msgspec.Struct, frozen=True, tag=True):
-    """The prefix cache has forgotten all blocks."""
+    """The prefix cache was reset. Nothing is known of other memories either, until they store."""
 
 
 KVEvent = BlocksStored | BlocksRemoved | BlocksCleared
@@ -138,8 +141,9 @@ class Sample:
 
     The keys are names of series: the metric's name, or the result of `series`. engine: number of
     the engine that was measured. requests: the requests that have ended, if a sink's spec asks for
-    them. kv_events: changes of the prefix cache, in order, if a sink's spec asks for them and the
-    sink is built in the engine process. Only blocks of tokens have events, not states.
+    them. kv_events: changes of the prefix cache and of connectors' memories, in order, if a sink's
+    spec asks for them and the sink is built in the engine process. Only blocks of tokens have
+    events, not states.
     """
 
     time_s: float

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from pegboard.interfaces.spec import Spec
 
@@ -149,6 +149,21 @@ class Copies(Protocol):
 
     def mark(self) -> "Callable[[], None]":
         """Return a callable that waits until all copies so far are done."""
+
+
+@runtime_checkable
+class SideCopies(Protocol):
+    """An optional addition to the Copies: rows that are copied beside the computation, while it
+    goes on. They are in order with each other. No call waits."""
+
+    def store(self, rows: "Tensor", targets: "Sequence[Tensor]") -> None:
+        """Copy the rows of a device tensor to parts of `Copies.host` tensors, one each, as soon as
+        they are computed. The rows may not be changed afterwards. Only `load` may read the
+        targets."""
+
+    def load(self, sources: "Sequence[Tensor]") -> "Tensor":
+        """Return parts of `Copies.host` tensors as the rows of a new device tensor. What is
+        computed from now on waits for them, and what was started before does not hold them up."""
 
 
 class Platform(Protocol):

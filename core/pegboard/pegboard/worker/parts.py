@@ -315,7 +315,8 @@ def make_connectors(
         half = import_part(entry, spec.worker, "worker")
         options = registry.options(entry)
         with blame(entry.id):
-            built = half(options, KVConnectorSetup(kv_plan, place.rank, number))
+            copies = setup.platform.copies()
+            built = half(options, KVConnectorSetup(kv_plan, place.rank, number, copies=copies))
             connectors[name] = registry.checked(entry, built, None, "worker")
             connectors[name].register(views, kv_plan.groups)
     return connectors

@@ -12,9 +12,9 @@ import msgspec
 
 from pegboard.interfaces.metrics import BlocksRemoved, BlocksStored, KVEvent, Sample
 
-MEDIUM = "GPU"
+KV_CACHE = "GPU"
 """vLLM's name for the engine's own KV cache, on a CPU as well. Routers take other names for slower
-tiers."""
+memories."""
 
 Hash = bytes | int
 
@@ -71,14 +71,16 @@ def _message(event: KVEvent, int_hashes: bool) -> BlockStored | BlockRemoved | A
             list(event.token_ids),
             event.block_size,
             event.lora_id,
-            MEDIUM,
+            event.medium or KV_CACHE,
             event.lora_name,
             _extra_keys(event),
             event.group,
         )
     if isinstance(event, BlocksRemoved):
         return BlockRemoved(
-            [_hash(each, int_hashes) for each in event.block_hashes], MEDIUM, event.group
+            [_hash(each, int_hashes) for each in event.block_hashes],
+            event.medium or KV_CACHE,
+            event.group,
         )
     return AllBlocksCleared()
 

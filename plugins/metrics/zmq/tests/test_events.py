@@ -128,9 +128,7 @@ def test_the_events_are_the_prefix_cache(retains: tuple[Any, ...]) -> None:
     is the hash of its parent, tokens and extra keys."""
     recorder = Recorder()
     with connected(int_block_hashes=False) as (subscriber, sink):
-        fake = FakeEngine(
-            retains, num_blocks=30, metrics=[sink, recorder], parts={"reports_kv_events": True}
-        )
+        fake = FakeEngine(retains, num_blocks=30, metrics=[sink, recorder], reports_kv_events=True)
         for index in range(12):
             prompt = [1 + (index * 7 + i) % 50 for i in range(20 + index % 3)]
             fake.generate(prompt, SamplingParams(temperature=0.0, max_tokens=6))
@@ -189,7 +187,7 @@ def test_adapters_salts_and_integer_hashes() -> None:
 
 def test_the_engine_reports_salts() -> None:
     recorder = Recorder()
-    fake = FakeEngine(metrics=[recorder], parts={"reports_kv_events": True})
+    fake = FakeEngine(metrics=[recorder], reports_kv_events=True)
     fake.generate(
         list(range(1, 14)), SamplingParams(temperature=0.0, max_tokens=1), cache_salt="salty"
     )

@@ -11,12 +11,13 @@ were dropped (they left the window) or were never needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from pegboard.config.limits import Limits
 from pegboard.engine.kv.checkpoints import Checkpoints
+from pegboard.engine.kv.events import KVEvents
 from pegboard.engine.kv.hashes import BlockHasher
 from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
 from pegboard.engine.kv.request_blocks import Copy, NewBlocks, RequestBlocks
@@ -24,7 +25,6 @@ from pegboard.engine.kv.residency import BlockResidency
 from pegboard.engine.kv.special_rules import StateRule, make_rule
 from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import KVPlan
-from pegboard.interfaces.metrics import BlocksRemoved, BlocksStored, KVEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,15 @@ class KVCache:
     should end there; 0 = states are not kept.
     """
 
-    def __init__(self, plan: KVPlan, limits: Limits, *, reports_events: bool = False) -> None:
+    def __init__(self, plan: KVPlan, limits: Limits, events: KVEvents | None = None) -> None:
         self.plan = plan
         share = limits.kv_metrics_share
         self.pool = BlockPool(
             plan.num_blocks,
             residency=BlockResidency(share) if share else None,
-            reports_events=reports_events,
+            events=events,
         )
+        self._events = events
         self.rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
         self._enable_prefix_caching = limits.enable_prefix_caching
         self._checkpoints = Checkpoints(self.pool, self.rules)
@@ -163,40 +164,9 @@ class KVCache:
             if table[i] != NULL_BLOCK
             and self.pool.insert(index, rule.block_hash(hashes, i), table[i])
         ]
-        # embeddings and images have no token ids to tell
-        if stored and self.pool.events is not None and not (request.prompt_embeds or request.media):
-            self.pool.report(self._stored(request, index, stored))
+        if self._events is not None:
+            self._events.stored(request, index, stored)
         blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
-
-    def _stored(self, request: Request, index: int, stored: Sequence[int]) -> Iterator[KVEvent]:
-        """Yield one event for each run of consecutive blocks in `stored`."""
-        rule = self.rules[index]
-        hashes = request.block_hashes
-        lora = request.lora
-        starts = [i for i, before in zip(stored, [-2, *stored], strict=False) if i != before + 1]
-        for start, after in zip(starts, [*starts[1:], stored[-1] + 1], strict=True):
-            run = [i for i in stored if start <= i < after]
-            yield BlocksStored(
-                tuple(rule.block_hash(hashes, i) for i in run),
-                rule.block_hash(hashes, start - 1) if start else None,
-                tuple(
-                    request.all_token_ids[start * rule.block_size : (run[-1] + 1) * rule.block_size]
-                ),
-                rule.block_size,
-                index,
-                lora.lora_int_id if lora else None,
-                lora.lora_name if lora else None,
-                None if start else request.cache_salt,
-            )
-
-    def take_events(self) -> list[KVEvent]:
-        """Return the changes of the prefix cache since the last call, in order. There are none
-        unless the cache reports them."""
-        return [
-            event
-            for event in self.pool.take_events()
-            if not isinstance(event, BlocksRemoved) or event.group not in self._state_groups
-        ]
 
     def _drop_expired(self, blocks: RequestBlocks, index: int, num_tokens: int) -> None:
         expired = self.rules[index].expired(num_tokens)

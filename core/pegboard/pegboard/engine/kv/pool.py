@@ -17,28 +17,28 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from pegboard.engine.kv.events import KVEvents
 from pegboard.engine.kv.residency import BlockResidency
-from pegboard.interfaces.metrics import BlocksCleared, BlocksRemoved, KVEvent
 
 NULL_BLOCK = 0
 
 
 class BlockPool:
     """Holds blocks 1 … num_blocks-1. Every operation costs O(1) per block. The free list is in
-    eviction order. residency: measures how long blocks stay. events: the changes of the prefix
-    cache since `take_events`; None = they are not reported."""
+    eviction order. residency: measures how long blocks stay. events: is told what the prefix cache
+    drops; None = nobody asks."""
 
     def __init__(
         self,
         num_blocks: int,
         *,
         residency: BlockResidency | None = None,
-        reports_events: bool = False,
+        events: KVEvents | None = None,
     ) -> None:
         assert num_blocks >= 1, "the null block is always needed"
         self.num_blocks = num_blocks
         self.residency = residency
-        self.events: list[KVEvent] | None = [] if reports_events else None
+        self._events = events
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._num_refs = [0] * num_blocks
         self._key_of: dict[int, tuple[int, bytes]] = {}
@@ -72,8 +72,8 @@ class BlockPool:
             num_refs[block_id] = 1
             if (key := key_of.pop(block_id, None)) is not None:
                 del self._block_of[key]
-                if self.events is not None:
-                    self.events.append(BlocksRemoved((key[1],), key[0]))
+                if self._events is not None:
+                    self._events.removed(*key)
         if self.residency is not None:
             self.residency.taken(taken)
         return taken
@@ -132,22 +132,10 @@ class BlockPool:
         """Forget every hash. Return False and do nothing while any block is referenced."""
         if len(self._free) != self.num_blocks - 1:
             return False
-        if self.events is not None and self._key_of:
-            self.events.append(BlocksCleared())
+        if self._events is not None and self._key_of:
+            self._events.cleared()
         self._key_of.clear()
         self._block_of.clear()
         if self.residency is not None:
             self.residency.forget()
         return True
-
-    def report(self, events: Iterable[KVEvent]) -> None:
-        """Return these with the next `take_events`."""
-        if self.events is not None:
-            self.events += events
-
-    def take_events(self) -> list[KVEvent]:
-        """Return the changes of the prefix cache since the last call, in order."""
-        events = self.events or []
-        if events:
-            self.events = []
-        return events
