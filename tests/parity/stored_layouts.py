@@ -187,6 +187,15 @@ def as_turned_w8a8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Te
     return tensors, (values.view(-1, 32) @ matrix.T).view(weight.shape)
 
 
+def as_signed_w8a8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """For inputs that are multiplied by a stored Hadamard matrix whose rows have signs."""
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0] * 8).unsqueeze(1)
+    matrix = signs * hadamard()
+    tensors, values = as_w8a8((weight.view(-1, 32) @ matrix).view(weight.shape), bits, order)
+    stored = {"u_input.weight": (matrix * 32**0.5).round()}
+    return tensors | stored, (values.view(-1, 32) @ matrix.T).view(weight.shape)
+
+
 def as_fp_quant(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
     """MXFP4, for inputs that are multiplied by a Hadamard matrix."""
     matrix = hadamard()
@@ -334,6 +343,25 @@ CASES: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
             },
         },
         as_turned_w8a8,
+        8,
+        False,
+    ),
+    "int-quantized, turned with signs": (
+        {
+            **of_groups("int-quantized", "channel", num_bits=8),
+            "transform_config": {
+                "config_groups": {
+                    "u": {
+                        "type": "random-hadamard",
+                        "block_size": 32,
+                        "apply": [
+                            {"targets": ["Linear"], "location": "input", "ignore": ["lm_head"]}
+                        ],
+                    }
+                }
+            },
+        },
+        as_signed_w8a8,
         8,
         False,
     ),

@@ -164,6 +164,62 @@ class Hadamard:
         return []
 
 
+class SignedHadamard:
+    """The `Hadamard` of x[t, c] · signs[c], or, if is_inverse, the signs times the `Hadamard` of x.
+    signs: 1 or -1, [columns]."""
+
+    def __init__(
+        self,
+        signs: Tensor,
+        size: int,
+        is_inverse: bool,
+        transform: Callable[..., Tensor] = hadamard,
+    ) -> None:
+        self.signs = signs
+        self.size = size
+        self.is_inverse = is_inverse
+        self.transform = transform
+
+    @classmethod
+    def of(cls, matrix: Tensor, columns: int, is_inverse: bool) -> SignedHadamard | None:
+        """Return the transform by this matrix [size, size] / √size, or by its transpose if
+        is_inverse. None = it is not one of these."""
+        size = len(matrix)
+        if size & (size - 1):
+            return None
+        signs = matrix[:, 0].sign()
+        plain = (hadamard(torch.eye(size), size) * size**0.5).round()
+        if not torch.equal(matrix, signs.unsqueeze(1) * plain):
+            return None
+        return cls(signs.repeat(columns // size), size, is_inverse)
+
+    def bind(self) -> Bound:
+        signs = self.signs
+        transform = partial(self.transform, size=self.size)
+        if self.is_inverse:
+            return lambda x: transform(x) * signs
+        return lambda x: transform(x * signs)
+
+    def undone(self, dense: Tensor) -> Tensor:
+        signs = self.signs.float()
+        if self.is_inverse:
+            return hadamard(dense * signs, self.size)
+        return hadamard(dense, self.size) * signs
+
+    def values(self) -> Tensor:
+        return torch.cat((self.signs, self.signs.new_tensor([self.size, self.is_inverse])))
+
+    def write(self, values: Tensor) -> None:
+        self.signs.copy_(values[:-2])
+
+    def to(self, setup: QuantizationSetup) -> SignedHadamard:
+        signs = self.signs.to(setup.device, getattr(torch, setup.dtype), copy=True)
+        return SignedHadamard(signs, self.size, self.is_inverse, setup.kernels["hadamard"])
+
+    def tensors(self) -> list[Tensor]:
+        return [self.signs]
+
+
 def are_equal(one: Transform | None, other: Transform | None) -> bool:
     """Return whether two transforms do the same."""
     if one is None or other is None:

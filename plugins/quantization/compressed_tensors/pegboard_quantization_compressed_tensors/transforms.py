@@ -7,7 +7,8 @@ written. A transform of a layer's input is computed before the product:
     transposed M for an inverse
 
 n is `head_dim` or `block_size`, or else all columns. The entries of a `hadamard` matrix follow from
-n, so it needs no tensor.
+n, so it needs no tensor. A `random-hadamard` matrix is usually a Hadamard matrix whose rows have
+random signs, and is then computed as such.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import astuple, dataclass
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
-from pegboard_weights.composed import Hadamard, MatrixTransform, Transform
+from pegboard_weights.composed import Hadamard, MatrixTransform, SignedHadamard, Transform
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.stored_weight import Pieces, Reader, floats, module_of
 from pegboard_weights.transformed import TransformedReader
@@ -107,8 +108,14 @@ class InputReader(TransformedReader):
         size = self.of_input.size or columns
         if self.of_input.type == "hadamard":
             return Hadamard(size)
-        matrix = floats(pieces, f"{module_of(part)}.{self.ending}").float() / size**0.5
-        return MatrixTransform(matrix.T if self.of_input.is_inverse else matrix)
+        matrix = floats(pieces, f"{module_of(part)}.{self.ending}").float()
+        is_inverse = self.of_input.is_inverse
+        if self.of_input.type == "random-hadamard":
+            signed = SignedHadamard.of(matrix, columns, is_inverse)
+            if signed is not None:
+                return signed
+        matrix = matrix / size**0.5
+        return MatrixTransform(matrix.T if is_inverse else matrix)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [*astuple(self.of_input), *super().key(part, pieces)]

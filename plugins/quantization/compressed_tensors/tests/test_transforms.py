@@ -13,6 +13,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import LinearLayer, Part, QuantizationSetup
 from pegboard_testing.contract_quantization import load_pieces, stored_pieces
 from pegboard_testing.fake_build import references
+from pegboard_weights.composed import Transformed
 
 EIGHT = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "channel"}}}
 COLUMNS = 64
@@ -89,6 +90,27 @@ def test_random_matrices_are_stored(kind: str, inverse: bool) -> None:
     )
     with pytest.raises(ModelError, match="did not contain a.down.R4_input.weight"):
         product(found, "a.down", x)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_signs_of_a_hadamard_matrix(inverse: bool) -> None:
+    """The layer gives what the stored matrix gives, and holds no matrix. A reload has new signs."""
+    x = torch.randn(5, COLUMNS)
+    found = method(R4=scheme("random-hadamard", at("input", inverse=inverse), head_dim=16))
+    codes = torch.randint(-9, 9, (8, COLUMNS), dtype=torch.int8)
+    weight = found.linear(LinearLayer("a.down", COLUMNS, 8, (Part("a.down.weight", (0, 8)),)))
+    assert weight is not None
+    for _ in range(2):
+        matrix = (torch.randint(0, 2, (16, 1)) * 2.0 - 1) * hadamard(16)
+        stored = {"weight": codes, "weight_scale": torch.ones(8, 1), "R4_input.weight": matrix}
+        load_pieces(weight, stored_pieces("a.down", stored))
+        block = torch.block_diag(*[(matrix.T if inverse else matrix) / 4] * 4)
+        y = weight.bind(references())(x)
+        torch.testing.assert_close(y, x @ block @ codes.float().T, atol=1e-3, rtol=1e-4)
+        (span,) = weight.spans  # type: ignore[attr-defined]
+        dense = Transformed(span.op, span.transform).dense()
+        torch.testing.assert_close(dense, codes.float() @ block.T)
+        assert [each.shape for each in span.transform.tensors()] == [(COLUMNS,)]
 
 
 def test_targets_and_what_is_ignored() -> None:
