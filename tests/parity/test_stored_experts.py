@@ -65,7 +65,11 @@ ALIKE = {
 PROMPT = [7, 30, 101, 12, 5, 88, 64, 3]
 NUM_TOKENS = 12
 
-UNDIVIDED = {"gptq in act order", "int-quantized, turned"}
+UNDIVIDED = {
+    "gptq in act order",
+    "int-quantized, turned",
+    "int-quantized, turned with signs",
+}
 """Formats of which ranks cannot divide other layers."""
 
 
