@@ -186,6 +186,7 @@ def test_pip_installs_what_serves(
     assert "Paris" in answer.json()["choices"][0]["message"]["content"]
 
 
+@pytest.mark.slow
 def test_parts_of_two_builds_work_together(
     environment: Environment, built: Path, next_build: Path, checkpoint: Path
 ) -> None:

@@ -94,6 +94,7 @@ def test_with_the_default_model(name: str, llm: LLM, capsys: pytest.CaptureFixtu
         assert re.search(pattern, printed), f"{pattern} is not in\n{printed}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WITH_TINY_MODELS)
 def test_with_a_tiny_model(name: str, tiny: dict[str, Path], run_example: RunExample) -> None:
     words, patterns = WITH_TINY_MODELS[name]

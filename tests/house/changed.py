@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from import_graph import imported_modules, module_name, modules
@@ -48,17 +49,7 @@ def test_files() -> list[Path]:
 
 def near(changed: Iterable[Path]) -> list[tuple[int, Path]]:
     """Returns (distance, test file) for the tests that the paths touch, nearest first."""
-    sources = {
-        path: module_name(path, member.folder) for member in members() for path in member.sources()
-    }
-    users: dict[str | Path, set[str | Path]] = {}
-    for name, targets in modules().items():
-        for target in targets:
-            users.setdefault(target, set()).add(name)
-    tests = test_files()
-    for path in {*tests, *(helper for test in tests for helper in test.parent.glob("*.py"))}:
-        for target in _imports(path, set(sources.values())):
-            users.setdefault(target, set()).add(path)
+    sources, users, tests = _graph()
     distances: dict[str | Path, int] = {}
     queue: deque[str | Path] = deque()
     for place in changed:
@@ -79,6 +70,23 @@ def near(changed: Iterable[Path]) -> list[tuple[int, Path]]:
         if places:
             distances[test] = min(*places, distances.get(test, 2))
     return sorted((distances[test], test) for test in tests if test in distances)
+
+
+@cache
+def _graph() -> tuple[dict[Path, str], dict[str | Path, set[str | Path]], list[Path]]:
+    """Returns the module of each source file, what imports a module or file, and the test files."""
+    sources = {
+        path: module_name(path, member.folder) for member in members() for path in member.sources()
+    }
+    users: dict[str | Path, set[str | Path]] = {}
+    for name, targets in modules().items():
+        for target in targets:
+            users.setdefault(target, set()).add(name)
+    tests = test_files()
+    for path in {*tests, *(helper for test in tests for helper in test.parent.glob("*.py"))}:
+        for target in _imports(path, set(sources.values())):
+            users.setdefault(target, set()).add(path)
+    return sources, users, tests
 
 
 def _imports(path: Path, known: set[str]) -> Iterator[str | Path]:

@@ -125,6 +125,7 @@ def check(model: Any, prompt: list[int], output: Any, tolerance: float = TOLERAN
     assert completion.token_ids == expected[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model_type", "config", "engine"),
     [

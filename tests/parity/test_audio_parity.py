@@ -344,6 +344,7 @@ LAYOUTS: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(lengths=st.lists(st.integers(700, 40_000), min_size=1, max_size=3))
 @settings(max_examples=8, deadline=None)
@@ -392,6 +393,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
 def test_logits(kind: str, reference: MediaReference, options: dict[str, Any]) -> None:
     """Twice: the second time, the prefixes are in the cache."""

@@ -174,6 +174,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_gemma3(gemma: MediaReference, settings: dict[str, Any]) -> None:
     """Twice: the second time, the prefixes are in the cache."""

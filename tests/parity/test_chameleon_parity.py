@@ -164,6 +164,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_logits(reference: MediaReference, settings: dict[str, Any]) -> None:
     """The second time, the prefixes are in the cache."""

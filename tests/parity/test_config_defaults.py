@@ -135,7 +135,7 @@ def memory_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", lambda *args, **more: empty(*args, **more).zero_())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_value_that_the_config_lacks(sizes: dict[str, Any], name: str) -> None:
     """Each value is removed, one at a time. A wrong size is not looked at if a tensor that the

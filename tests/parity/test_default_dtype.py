@@ -35,7 +35,7 @@ def prompt_logprobs(llm: Any) -> torch.Tensor:
     return torch.tensor([[row[token].logprob for token in sorted(row)] for row in rows])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "own"), MODELS)
 def test_bfloat16_is_as_precise_as_in_transformers(
     write: Any,

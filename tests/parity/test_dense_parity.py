@@ -165,6 +165,7 @@ def halve_biases(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Non
         )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(
     write: Any, check_parity: Any, monkeypatch: pytest.MonkeyPatch, name: str
@@ -175,6 +176,7 @@ def test_architecture(
     check_parity(reference)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["gemma3, windows", "granite, multipliers", "olmo2", "bloom", "gpt2", "apertus"]
 )

@@ -68,6 +68,7 @@ def true_states(reference: Any, token_ids: list[int]) -> list[Tensor]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_taps(

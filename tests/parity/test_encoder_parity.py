@@ -22,6 +22,7 @@ def states(model: Any, token_ids: list[int]) -> torch.Tensor:
     return hidden
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("pooling", ["CLS", "MEAN", "LAST"])
 def test_vectors(

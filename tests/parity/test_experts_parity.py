@@ -170,12 +170,14 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_parity(write(model_type, **config))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "num_blocks"),
     [("mixtral", 19), ("qwen2_moe", 19), ("gpt_oss", 32), ("llama4", 60), ("afmoe", 60)],
@@ -204,6 +206,7 @@ def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: st
     check_cached(reference, (37, 30, 13))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]

@@ -150,18 +150,21 @@ refuses."""
 UNKNOWN: dict[str, Any] = {"hf_overrides": {"architectures": ["UnheardOfForCausalLM"]}}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_parity(write(model_type, **config), **UNKNOWN)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in (*EAGER, *NARROW)])
 def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_recorded(write(model_type, **config), **UNKNOWN)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EAGER)
 def test_what_is_eager_says_why(
     write: Any, check_parity: Any, caplog: pytest.LogCaptureFixture, name: str

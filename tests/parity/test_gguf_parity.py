@@ -611,7 +611,7 @@ def described(path: Path) -> tuple[Any, Any]:
     return checkpoint, AutoConfig.for_model(kind, **config)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_config_tensors_and_tokens(
     write: Callable[..., Any], check_parity: Callable[..., None], tmp_path: Path, name: str
@@ -662,6 +662,7 @@ def test_tokens_of_other_layouts(
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["gpt-oss", "granitemoe, shared expert", "bailingmoe", "qwen3next", "jamba"]
 )

@@ -171,6 +171,7 @@ def check_given(family: Family, folder: Path, encoded: Any) -> None:
             check_output(reference, images, answer.outputs[0], 1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.one_rank
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits(name: str, tmp_path: Path, encoded: Any) -> None:

@@ -120,6 +120,7 @@ def write_llava_next(folder: Path) -> str:
 SOUND = np.random.default_rng(3).standard_normal(8000).astype(np.float32), 16_000
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.one_rank
 @pytest.mark.parametrize(
     ("write", "modality", "item"),

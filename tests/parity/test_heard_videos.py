@@ -194,6 +194,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
 def test_logits(kind: str, reference: MediaReference, options: dict[str, Any]) -> None:
     check_media(reference, heard_prompts(kind), repeats=2, **options)

@@ -219,6 +219,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chosen", SETTINGS.values(), ids=SETTINGS.keys())
 def test_logits(reference: MediaReference, chosen: dict[str, Any]) -> None:
     """Twice: the second time, the prefixes are in the cache."""

@@ -143,6 +143,7 @@ KIMI = {
 BACKENDS = ("cpu_paged", "cpu_mla")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, name: str, backend: str) -> None:
@@ -150,12 +151,14 @@ def test_architecture(write: Any, check_parity: Any, name: str, backend: str) ->
     check_parity(write(model_type, **config), attention_backend=backend, block_size=16)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_recorded(write(model_type, **config))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "longcat_flash"])
 def test_preemption_and_whole_prompts(
@@ -172,6 +175,7 @@ def test_preemption_and_whole_prompts(
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["deepseek_v2, as V2-Lite", "deepseek_v32", "longcat_flash"])
 def test_cached_prefixes_and_two_answers(

@@ -42,7 +42,7 @@ def rows_of(folder: Path, prompts: list[Any], dtype: str, monkeypatch: Any) -> t
     return torch.cat(rows)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.one_rank
 @pytest.mark.parametrize("dtype", nightly(["bfloat16", "float16"], "float16"))
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - OTHERS))

@@ -308,6 +308,7 @@ def test_logits(family: Family, reference: MediaReference, settings: dict[str, A
     check_media(reference, prompts, repeats=2, mm_processor_kwargs=family.options, **settings)
 
 
+@pytest.mark.sampled(2)
 def test_divided(
     family: Family, reference: MediaReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:

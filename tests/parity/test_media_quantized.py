@@ -55,6 +55,7 @@ def test_a_quantized_language_model(tmp_path: Path, case: str) -> None:
     assert error < TOLERANCE if case in FLOATS else 1e-3 < error < 0.2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", sorted(FLOATS))
 def test_a_quantized_tower(tmp_path: Path, case: str) -> None:
     """Layers of the tower that are stored quantized are read so, next to plain ones. Processors may

@@ -78,6 +78,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.one_rank
 @pytest.mark.parametrize(("mark", "write"), FAMILIES.values(), ids=FAMILIES.keys())
 def test_any_size(tmp_path: Path, mark: str, write: Callable[[Path], object]) -> None:

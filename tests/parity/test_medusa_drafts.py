@@ -114,6 +114,7 @@ def plain_head(tensors: dict[str, Tensor], reference: Reference) -> Head:
     return compute
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_the_output_is_that_without_drafts(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path, engine: Any
@@ -123,6 +124,7 @@ def test_the_output_is_that_without_drafts(
     check_method(write("llama"), open_llm, settings, engine)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "engine"),
     [

@@ -100,6 +100,7 @@ def write(folder: Path, name: str) -> Reference:
     return Reference(folder, model)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_model_is_transformers(tmp_path: Path, name: str) -> None:
     check_parity(write(tmp_path, name), load_format="mistral")

@@ -138,6 +138,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN.keys())
 @pytest.mark.parametrize("kind", MODELS)
 def test_logits(tmp_path: Path, kind: str, chosen: dict[str, Any]) -> None:

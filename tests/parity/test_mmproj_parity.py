@@ -235,6 +235,7 @@ def test_logits(tmp_path: Path, kind: str, stored: str) -> None:
     check_media(reference, some_prompts(family.mark), repeats=2, **settings_of(tmp_path))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN.keys())
 @pytest.mark.parametrize("kind", ["mlp", "idefics3", "gemma3"])
 def test_steps(tmp_path: Path, kind: str, chosen: dict[str, Any]) -> None:

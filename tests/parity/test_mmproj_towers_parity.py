@@ -188,6 +188,7 @@ def test_steps(tmp_path: Path, name: str, chosen: dict[str, Any]) -> None:
     check_media(reference, some_prompts(family.mark), **settings_of(tmp_path, **chosen))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     divide(monkeypatch, 2, 2)
@@ -232,6 +233,7 @@ OTHERS: dict[str, tuple[Callable[[], Family], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", OTHERS.values(), ids=OTHERS.keys())
 def test_other_models(tmp_path: Path, case: tuple[Callable[[], Family], dict[str, Any]]) -> None:
     make, metadata = case

@@ -282,6 +282,7 @@ def test_tokens_and_proposals(
         assert drafts == predictor.proposals(list(text), len(drafts)), len(text)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_prediction_that_is_right(
     open_llm: Callable[..., LLM], tmp_path: Path, name: str

@@ -32,6 +32,7 @@ def logprobs(llm: LLM) -> torch.Tensor:
     return torch.tensor(rows)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("method", "options", "limit"),
     [

@@ -372,6 +372,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
 def test_logits(kind: str, reference: MediaReference, options: dict[str, Any]) -> None:
     """Twice: the second time, the prefixes are in the cache."""

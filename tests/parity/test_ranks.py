@@ -221,7 +221,7 @@ MOVING: dict[str, Any] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 @pytest.mark.parametrize(("redundant", "stages"), [(0, 1), (2, 1), (2, 2)])
 def test_experts_that_move(

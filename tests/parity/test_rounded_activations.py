@@ -40,6 +40,7 @@ def check_rounded(reference: Reference, llm: LLM, case: str, count: int = len(PR
     assert near(llm, reference, count) >= 0.6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ROUNDED)
 def test_the_logits_of_rounded_activations(
     write: Callable[..., Any],

@@ -238,6 +238,7 @@ PREEMPTED = {"mamba2": 7, "falcon_h1": 12, "qwen3_next": 12, "minimax": 12}
 """With so few blocks, requests are preempted."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
@@ -245,6 +246,7 @@ def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     check_parity(write(model_type, **config), tolerance=tolerance, mamba_block_size=8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PREEMPTED)
 def test_preemption_and_whole_prompts(write: Any, check_parity: Any, name: str) -> None:
     """A state that was lost is computed again, from the last one that the prefix cache has or from
@@ -262,6 +264,7 @@ def test_preemption_and_whole_prompts(write: Any, check_parity: Any, name: str) 
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]

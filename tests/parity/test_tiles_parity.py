@@ -106,6 +106,7 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, A
     return kind, model, folder
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=4))
 @settings(max_examples=6, deadline=None)
@@ -184,12 +185,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chosen", SETTINGS.values(), ids=SETTINGS.keys())
 def test_logits(family: tuple[MediaReference, str], chosen: dict[str, Any]) -> None:
     reference, mark = family
     check_media(reference, some_prompts(mark), repeats=2, **chosen)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_ranks(tmp_path: Path, split: str) -> None:
     reference, mark = write("internvl", tmp_path)

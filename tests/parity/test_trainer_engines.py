@@ -136,6 +136,7 @@ def test_kept_requests_go_on_with_the_weights_of_a_trainer(
     with_llm(old.directory, use)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["abort", "wait"])
 def test_requests_end_with_the_old_weights(
     long_models: tuple[Reference, Reference], mode: str

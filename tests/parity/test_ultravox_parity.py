@@ -301,6 +301,7 @@ def own_encoder(name: str) -> str:
 LAYOUTS: dict[str, Callable[[str], str]] = {"published": str, "Whisper's": own_encoder}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(lengths=st.lists(st.integers(1, 50_000), min_size=1, max_size=3))
 @settings(max_examples=15, deadline=None)

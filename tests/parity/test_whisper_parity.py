@@ -40,6 +40,7 @@ def some_prompts() -> list[Prompt]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_logits(whisper: MediaReference, settings: dict[str, Any]) -> None:
     tolerance = 0.1 if "kv_cache_dtype" in settings else TOLERANCE

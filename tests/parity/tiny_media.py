@@ -229,11 +229,13 @@ class MediaParity:
             "no cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 70},
         }
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("how", ["inside items", "whole prompts", "no cache"])
     def test_logits(self, reference: MediaReference, how: str) -> None:
         """Twice: the second time, the prefixes are in the cache."""
         check_media(reference, self.prompts(), repeats=2, **self.settings()[how])
 
+    @pytest.mark.sampled(2)
     def test_divided(self, reference: MediaReference, monkeypatch: pytest.MonkeyPatch) -> None:
         divide(monkeypatch, 2, 2)
         check_media(reference, self.prompts(), num_tokens=3)

@@ -82,6 +82,7 @@ SPECULATIVE = [setting.name for setting in all_settings().values() if setting.ne
 EVERY = [setting for setting in all_settings().values() if setting.name != "options"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("setting", EVERY, ids=lambda setting: f"{setting.section}.{setting.name}")
 @pytest.mark.parametrize("style", ["_", "-"])
 def test_every_setting_has_a_flag_that_sets_it(setting, style):

@@ -205,6 +205,7 @@ def test_a_library_is_compiled_once_and_readable_for_others(kernels: Path) -> No
     assert [*kernels.iterdir()] == [path], "the compiler's files are gone"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_a_damaged_library_is_compiled_again(
     kernels: Path, seed: int, caplog: pytest.LogCaptureFixture

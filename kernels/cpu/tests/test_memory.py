@@ -52,6 +52,7 @@ FORMATS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: f"{kind.__module__}-{kind.__name__}")
 def test_a_weight_takes_the_bytes_of_the_checkpoint(kind: type[QuantizationContract]) -> None:
     contract = kind()

@@ -89,6 +89,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_contract(name: str) -> None:
     check_entry(installed_entry("model", name))
@@ -205,6 +206,7 @@ def test_a_layer_of_longcat_has_two_caches() -> None:
     assert list(build.declared.attention) == [0, 1, 2, 3]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "model",
     [

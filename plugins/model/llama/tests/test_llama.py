@@ -60,6 +60,7 @@ EXPERTS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
 def test_contract(name: str) -> None:
     check_entry(installed_entry("model", name))

@@ -79,6 +79,7 @@ NAMES = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*(f"{name}ForCausalLM" for name in NAMES), "Qwen3NextMTP"])
 def test_contract(name: str) -> None:
     check_entry(installed_entry("model", name))
