@@ -40,6 +40,8 @@ BOTH_WAYS = "Bidirectional"
 """In the names of NVIDIA's decoders whose tokens attend to all of the prompt."""
 BOTH_WAYS_POOLINGS = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
 """How their configs name ways to pool."""
+CLASSIFIER_POOLINGS = {"": "", "cls": "CLS", "bos": "CLS", "mean": "MEAN"}
+"""How configs name the states of which a head for classes computes; "" = the config names none."""
 INSTRUCTED = "GritLM"
 """The architecture that generates text as a decoder does. For vectors, its tokens attend to all of
 the prompt, and means leave out the instruction."""
@@ -290,11 +292,17 @@ def dimensions_of(config: Mapping[str, Any]) -> tuple[int, ...] | int | None:
     return size if config.get("is_matryoshka") and isinstance(size, int) else None
 
 
+def name_of(checkpoint: Checkpoint) -> str:
+    """Return the architecture that the config names, whatever code computes it."""
+    names = checkpoint.config.get("architectures") or checkpoint.architectures
+    return str(names[0])
+
+
 def usual_pooling(facts: PoolerFacts) -> str:
     """Return how a model pools if no file of sentence-transformers says so."""
     if is_instructed(facts):
         return "MEAN"
-    if BOTH_WAYS not in facts.checkpoint.architectures[0]:
+    if BOTH_WAYS not in name_of(facts.checkpoint):
         return "CLS" if "encoder" in facts.flags else KEEPS_NOTHING
     named = facts.checkpoint.config.get("pooling", "avg")
     if named not in BOTH_WAYS_POOLINGS:
@@ -308,24 +316,24 @@ def usual_pooling(facts: PoolerFacts) -> str:
 def declared_of(facts: PoolerFacts) -> Declared:
     """Return what the flags of the model and its files say."""
     checkpoint = facts.checkpoint
+    name = name_of(checkpoint)
     default = usual_pooling(facts)
     if "classifier" in facts.flags or facts.convert == "classify":
-        of_config = str(checkpoint.config.get("classifier_pooling", "")).upper()
-        if of_config not in ("", "CLS", "MEAN"):
+        of_config = str(checkpoint.config.get("classifier_pooling", "")).lower()
+        if of_config not in CLASSIFIER_POOLINGS:
             raise ModelError(
-                f"{checkpoint.path}: classifier_pooling is {of_config!r:.60}; expected cls or mean"
+                f"{checkpoint.path}: classifier_pooling is {of_config!r:.60}; expected cls, bos or "
+                "mean"
             )
-        name = checkpoint.architectures[0]
         return Declared(
             "classify",
-            Steps((of_config or default,)),
+            Steps((CLASSIFIER_POOLINGS[of_config] or default,)),
             class_activation(checkpoint.config),
             use_activation=not name.endswith(REWARDS),
             is_of_tokens=name.endswith((TOKENS, REWARDS, STEPS))
             or "token_classifier" in facts.flags,
             token_pooling="STEP" if name.endswith(STEPS) else "ALL",
         )
-    name = checkpoint.architectures[0]
     steps = read_steps(checkpoint)
     if steps is None and name.endswith(SPLADE):
         steps = Steps(("MAX",), words="relu")
