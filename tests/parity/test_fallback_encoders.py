@@ -93,3 +93,111 @@ def test_vectors(name: str, tmp_path: Path) -> None:
             hidden = states(model, tokenizer(text)["input_ids"])
             true = normalized(hidden[0] if pooling == "CLS" else hidden.mean(0))
             assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_classes(name: str, tmp_path: Path) -> None:
+    """Of prompts and of tokens, without their activation."""
+    for head, task in (
+        ("ForSequenceClassification", "classify"),
+        ("ForTokenClassification", "token_classify"),
+    ):
+        model, tokenizer = make(tmp_path / head, name, head, num_labels=3)
+        with open_tiny(tmp_path / head, name) as llm:
+            params = PoolingParams(use_activation=False)
+            outputs = llm.encode(TEXTS, params, pooling_task=task, use_tqdm=False)
+        for text, output in zip(TEXTS, outputs, strict=True):
+            with torch.no_grad():
+                true = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0]
+            assert (torch.as_tensor(output.outputs.data) - true).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["Electra", "Ernie", "Camembert", "Bert"])
+def test_scores_of_pairs(name: str, tmp_path: Path) -> None:
+    """The second text has another token type, if the model has several."""
+    model, tokenizer = make(tmp_path, name, "ForSequenceClassification", num_labels=1)
+    seconds = ["w20 w21", "w30 w31 w32 w33 w34"]
+    has_types = TINY[name].get("pad_token_id") != 1
+    with open_tiny(tmp_path, name) as llm:
+        outputs = llm.score("w1 w2 w3", seconds, use_tqdm=False)
+    for second, output in zip(seconds, outputs, strict=True):
+        encoded = tokenizer(
+            "w1 w2 w3", second, return_tensors="pt", return_token_type_ids=has_types
+        )
+        with torch.no_grad():
+            true = model(**encoded).logits[0].sigmoid()
+        assert abs(output.outputs.score - float(true)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["Electra", "EuroBert", "Camembert"])
+def test_bfloat16(name: str, tmp_path: Path) -> None:
+    model, tokenizer = make(tmp_path, name)
+    with open_tiny(tmp_path, name, dtype="bfloat16") as llm:
+        outputs = llm.embed(TEXTS, use_tqdm=False)
+    for text, output in zip(TEXTS, outputs, strict=True):
+        true = normalized(states(model, tokenizer(text)["input_ids"])[0])
+        assert torch.dot(torch.tensor(output.outputs.embedding), true) > 0.995
+
+
+def test_a_checkpoint_with_another_head(tmp_path: Path) -> None:
+    """Its tensors begin with the model's name, and its head is not read."""
+    model, tokenizer = make(tmp_path, "Electra", "ForPreTraining")
+    overrides = {"architectures": ["ElectraModel"]}
+    with open_tiny(tmp_path, "Electra", hf_overrides=overrides) as llm:
+        (output,) = llm.embed(TEXTS[:1], use_tqdm=False)
+    true = normalized(states(model.electra, tokenizer(TEXTS[0])["input_ids"])[0])
+    assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("is_said", [True, False])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaModel", "MistralModel", "LlamaForSequenceClassification"]
+)
+def test_decoders_that_attend_both_ways(architecture: str, is_said: bool, tmp_path: Path) -> None:
+    """Their configs say so, or only their names, which also choose the mean. Mistral has a window,
+    which is shorter than the prompts."""
+    window = {"sliding_window": 7} if architecture == "MistralModel" else {}
+    reference = write(tmp_path, architecture, is_causal=False, num_labels=1, **window)
+    overrides: dict[str, Any] = {} if is_said else {"is_causal": None}
+    for end in ("Model", "ForSequenceClassification"):
+        if not is_said and architecture.endswith(end):
+            overrides["architectures"] = [f"{architecture.removesuffix(end)}Bidirectional{end}"]
+    prompts = random_prompts((5, 17, 33))
+    limits = {"max_model_len": 40, "max_num_batched_tokens": 80}
+    more = {"hf_overrides": overrides, "model_impl": "transformers"}
+    with open_llm(tmp_path, **limits, **more) as llm:
+        assert not llm.llm_engine.plan.settings.engine.enable_chunked_prefill
+        results = results_of(llm, prompts)
+    for prompt, result in zip(prompts, results, strict=True):
+        hidden = states_of(reference, prompt)
+        true = hidden[-1] if is_said else hidden.mean(0)
+        if architecture.endswith("Model"):
+            true = normalized(true)
+        else:
+            true = reference.model.score(true).detach().sigmoid()
+        assert (result - true).abs().max() < 1e-5
+
+
+def test_an_encoder_of_unknown_name(tmp_path: Path) -> None:
+    """The error says what makes it attend both ways."""
+    make(tmp_path, "Electra")
+    overrides = {"architectures": ["OtherElectraModel"]}
+    with pytest.raises(ModelError, match="add is_causal=false with hf_overrides"):
+        open_tiny(tmp_path, "Electra", hf_overrides=overrides)
+
+
+@pytest.mark.parametrize("name", ["DebertaV2Model", "DebertaV2ForSequenceClassification"])
+def test_attention_that_cannot_be_replaced(name: str, tmp_path: Path) -> None:
+    values = {**SIZES, "vocab_size": VOCAB_SIZE, "relative_attention": True}
+    kind: Callable[..., Any] = getattr(transformers, name)
+    kind(transformers.DebertaV2Config(**values)).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, is_roberta=False)
+    with pytest.raises(ModelError, match="DebertaV2Model computes attention .* of two tokens"):
+        LLM(str(tmp_path), dtype="float32")
+
+
+def test_heads_that_read_other_states(tmp_path: Path) -> None:
+    """EuroBert's usual head computes classes of each token and takes their mean."""
+    make(tmp_path, "EuroBert", "ForSequenceClassification", classifier_pooling="late")
+    with pytest.raises(ModelError, match="classifier_pooling is 'late'; expected cls, bos or mean"):
+        open_tiny(tmp_path, "EuroBert")

@@ -196,7 +196,9 @@ def check_head(model: Any, reads: str) -> None:
     "mean", or "all", each of which then has its own result."""
     tried = with_bare_head(model, Pooled(copy.deepcopy(pooler_of(model))))
     for name, module in tried._modules.items():
-        tried._modules[name] = on_host(module if isinstance(module, Pooled) else copy.deepcopy(module))
+        tried._modules[name] = on_host(
+            module if isinstance(module, Pooled) else copy.deepcopy(module)
+        )
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(1, TRIED_ROWS, model.config.hidden_size, generator=generator)
     rows = {"first": states[:, :1], "mean": states.mean(1, keepdim=True)}.get(reads)

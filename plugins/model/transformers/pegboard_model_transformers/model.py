@@ -321,9 +321,7 @@ def declare_layers(
         path, head = text_head(model)
         is_tied = f"{path}.weight" in tied
         tied.discard(f"{path}.weight")
-        replaced[path] = ModuleHead(
-            build.at(path), head, names, own_embedding if is_tied else None
-        )
+        replaced[path] = ModuleHead(build.at(path), head, names, own_embedding if is_tied else None)
     if tied:
         raise ModelError(
             f"{name} ties tensors other than its output head: {', '.join(sorted(tied)[:4])}"

@@ -37,6 +37,7 @@ PASSIVE_ARGUMENTS = {
     "past_key_values",
     "return_dict",
     "output_router_logits",
+    "deterministic",
     "position_embeddings",
 }
 """Keyword arguments of an attention call that do not change its result."""
@@ -113,9 +114,7 @@ class ProbedLinear(nn.Linear):
         return x.new_empty(*x.shape[:-1], self.out_features)
 
 
-def run_probe(
-    model: Any, inner: nn.Module, dtype: torch.dtype, both_ways: bool = False
-) -> Notes:
+def run_probe(model: Any, inner: nn.Module, dtype: torch.dtype, both_ways: bool = False) -> Notes:
     """Return what one forward of `inner` calls, in order. both_ways: its tokens must attend to
     those after them, too. Raises ModelError if the model cannot be run this way."""
     name = type(model).__name__
