@@ -179,11 +179,37 @@ def test_decoders_that_attend_both_ways(architecture: str, is_said: bool, tmp_pa
 
 
 def test_an_encoder_of_unknown_name(tmp_path: Path) -> None:
-    """The error says what makes it attend both ways."""
-    make(tmp_path, "Electra")
-    overrides = {"architectures": ["OtherElectraModel"]}
-    with pytest.raises(ModelError, match="add is_causal=false with hf_overrides"):
-        open_tiny(tmp_path, "Electra", hf_overrides=overrides)
+    """The error says what to call it. With is_causal=false, it is a decoder that attends both ways,
+    and gives the same."""
+    model, tokenizer = make(tmp_path, "Camembert")
+    other: dict[str, Any] = {"architectures": ["OtherCamembertModel"]}
+    with pytest.raises(ModelError, match="not causal, .*TransformersEncoderModel"):
+        LLM(str(tmp_path), dtype="float32", hf_overrides=other)
+    first = {"pooling_type": "CLS"}
+    for overrides in (
+        {"architectures": ["TransformersEncoderModel"]},
+        {**other, "is_causal": False},
+    ):
+        with LLM(
+            str(tmp_path), dtype="float32", hf_overrides=overrides, pooler_config=first
+        ) as llm:
+            outputs = llm.embed(TEXTS, use_tqdm=False)
+        for text, output in zip(TEXTS, outputs, strict=True):
+            true = normalized(states(model, tokenizer(text)["input_ids"])[0])
+            assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
+
+
+def test_tokens_that_mix_outside_attention(tmp_path: Path) -> None:
+    """MobileBert joins the embeddings of neighbors, which may be of another prompt."""
+    sizes = {"hidden_size": 32, "embedding_size": 16, "intra_bottleneck_size": 32}
+    config = transformers.MobileBertConfig(
+        **SIZES | sizes, vocab_size=VOCAB_SIZE, true_hidden_size=32, num_feedforward_networks=1
+    )
+    transformers.MobileBertModel(config).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, is_roberta=False)
+    name = {"architectures": ["TransformersEncoderModel"]}
+    with pytest.raises(ModelError, match="MobileBertModel mixes the states of tokens"):
+        LLM(str(tmp_path), dtype="float32", hf_overrides=name)
 
 
 @pytest.mark.parametrize("name", ["DebertaV2Model", "DebertaV2ForSequenceClassification"])

@@ -78,7 +78,8 @@ class TransformersModel(nn.Module):
         dtype = getattr(torch, build.dtype)
         model = make_model(config, dtype, build.sees_all)
         refuse_counting(model.config, build.max_positions)
-        self.embedding, _ = declare_model(build, model, dtype)
+        self.embedding, notes = declare_model(build, model, dtype)
+        self.first_position = first_position(notes, build.max_positions)
         self.model = model
         self.inner = model.base_model
         self.head = with_bare_head(model, Passthrough())
@@ -88,6 +89,8 @@ class TransformersModel(nn.Module):
         return hidden
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        if self.first_position:
+            positions = positions + self.first_position
         final: Tensor = self.inner(
             inputs_embeds=hidden[None], position_ids=positions[None], use_cache=False
         ).last_hidden_state
@@ -141,7 +144,11 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype, both_ways: bool = 
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(parsed), None)
     if model_class is None:
         refuse_attention(MODEL_MAPPING.get(type(parsed), None))
-        raise ModelError(f"transformers has no causal language model for {model_type} ({name})")
+        raise ModelError(
+            f"transformers has no causal language model for {model_type} ({name}). If it is an "
+            "encoder that makes vectors: --hf-overrides.architectures "
+            "'[\"TransformersEncoderModel\"]'"
+        )
     refuse_attention(model_class)
     refuse_config(parsed, model_class.__name__)
     parsed.use_cache = False
@@ -356,6 +363,25 @@ def text_head(model: Any) -> tuple[str, nn.Linear]:
 def is_below(path: str, roots: Sequence[str]) -> bool:
     """Return whether one of these modules is at this path, or has a part there."""
     return any(path == root or path.startswith(f"{root}.") for root in roots)
+
+
+def first_position(notes: Notes, longest: int | None) -> int:
+    """Return the row of the table of positions that position 0 has: those before it are for
+    padding. longest: the most tokens of a prompt; None = not known. Raises ModelError if there are
+    not so many rows."""
+    rows = [
+        (0 if table.padding_idx is None else table.padding_idx + 1, table.num_embeddings)
+        for table in notes.places
+    ]
+    if len({first for first, _ in rows}) > 1:
+        raise ModelError(f"{notes.name} looks up positions in several ways; it cannot be served")
+    for first, count in rows:
+        if (longest or 0) > count - first:
+            raise ModelError(
+                f"the model has positions for {count - first} tokens; set max_model_len to at most "
+                f"{count - first}"
+            )
+    return rows[0][0] if rows else 0
 
 
 def make_buffers(model: Any, device: str) -> None:

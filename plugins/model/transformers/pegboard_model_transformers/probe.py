@@ -178,8 +178,9 @@ def _note_attention(
     is_causal = is_causal and getattr(module, "is_causal", True) is not False
     if not is_causal and not notes.both_ways:
         raise ModelError(
-            f"{notes.name} has attention that is not causal; to make vectors with it, add "
-            "is_causal=false with hf_overrides"
+            f"{notes.name} has attention that is not causal, so it generates no text; to make "
+            "vectors with it: --hf-overrides.architectures '[\"TransformersEncoderModel\"]', or "
+            "TransformersEncoderForSequenceClassification for classes"
         )
     extra = sorted(
         name

@@ -30,6 +30,7 @@ from pegboard_pooler_sentence.modules import (
 )
 
 OF_TOKENS = ("ALL", "STEP")
+OF_EVERY_TOKEN = ("MEAN", "MEAN_SQRT", "MAX")
 KEEPS_NOTHING = "LAST"
 """The only way to make a vector of a prompt that needs no states of the steps before."""
 TOKENS = "ForTokenClassification"
@@ -135,6 +136,7 @@ def plan(facts: PoolerFacts) -> Pooling:
             f"pooler_config: this model does {' and '.join(tasks)}, and not {default}"
         )
     prompts, prompt_name = ({}, None) if is_classifier else sentence_prompts(facts.checkpoint)
+    check_prompts(facts.checkpoint, declared.steps, prompts)
     head: tuple[str, ...] | None = None
     if converts and not (tokens or columns):
         head = head_of(facts.checkpoint)
@@ -160,6 +162,18 @@ def plan(facts: PoolerFacts) -> Pooling:
         head=head,
         method=method,
     )
+
+
+def check_prompts(checkpoint: Checkpoint, steps: Steps, prompts: Mapping[str, str]) -> None:
+    """Raise ModelError if the tokens of a prompt would change a vector that the files say is not of
+    them."""
+    types = [name for name in steps.pooling_types if name in OF_EVERY_TOKEN]
+    if steps.leaves_out_prompts and types and any(prompts.values()):
+        raise ModelError(
+            f"{checkpoint.path}: the step Pooling has include_prompt=false: {types[0]} is to leave "
+            "out the tokens of prompts, which is not supported; to count them, too, set "
+            f'pooler_config to {{"pooling_type": "{types[0]}"}}'
+        )
 
 
 def is_instructed(facts: PoolerFacts) -> bool:
@@ -242,7 +256,9 @@ def with_choices(declared: Declared, chosen: PoolerConfig) -> Declared:
                 f"pooler_config: pooling_type is {whole!r}; this model pools logits, by 'MAX'"
             )
         declared = replace(
-            declared, steps=replace(declared.steps, pooling_types=(whole,)), is_of_tokens=False
+            declared,
+            steps=replace(declared.steps, pooling_types=(whole,), leaves_out_prompts=False),
+            is_of_tokens=False,
         )
     if of_tokens is not None:
         declared = replace(
