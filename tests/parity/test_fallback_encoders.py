@@ -35,6 +35,8 @@ TINY: dict[str, dict[str, Any]] = {
     "RobertaPreLayerNorm": ROBERTA,
     "XLMRobertaXL": ROBERTA,
     "Bert": SIZES,
+    "DistilBert": ARCHITECTURES["DistilBert"],
+    "XLMRoberta": ARCHITECTURES["XLMRoberta"],
     "Roberta": ARCHITECTURES["Roberta"],
     "ModernBert": {
         **SIZES,
@@ -47,8 +49,8 @@ TINY: dict[str, dict[str, Any]] = {
         "local_attention": 8,
     },
 }
-"""The last three have a plugin of their own, which is used without model_impl."""
-OWN = ("Bert", "Roberta", "ModernBert")
+OWN = ("Bert", "DistilBert", "Roberta", "XLMRoberta", "ModernBert")
+"""Those with a plugin of their own, which is used without model_impl."""
 
 
 def make(folder: Path, name: str, head: str = "Model", **values: Any) -> tuple[Any, Any]:
@@ -179,37 +181,53 @@ def test_decoders_that_attend_both_ways(architecture: str, is_said: bool, tmp_pa
 
 
 def test_an_encoder_of_unknown_name(tmp_path: Path) -> None:
-    """The error says what to call it. With is_causal=false, it is a decoder that attends both ways,
-    and gives the same."""
+    """The error says what to call it."""
     model, tokenizer = make(tmp_path, "Camembert")
     other: dict[str, Any] = {"architectures": ["OtherCamembertModel"]}
     with pytest.raises(ModelError, match="not causal, .*TransformersEncoderModel"):
         LLM(str(tmp_path), dtype="float32", hf_overrides=other)
-    first = {"pooling_type": "CLS"}
-    for overrides in (
-        {"architectures": ["TransformersEncoderModel"]},
-        {**other, "is_causal": False},
-    ):
-        with LLM(
-            str(tmp_path), dtype="float32", hf_overrides=overrides, pooler_config=first
-        ) as llm:
-            outputs = llm.embed(TEXTS, use_tqdm=False)
-        for text, output in zip(TEXTS, outputs, strict=True):
-            true = normalized(states(model, tokenizer(text)["input_ids"])[0])
-            assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
-
-
-def test_tokens_that_mix_outside_attention(tmp_path: Path) -> None:
-    """MobileBert joins the embeddings of neighbors, which may be of another prompt."""
-    sizes = {"hidden_size": 32, "embedding_size": 16, "intra_bottleneck_size": 32}
-    config = transformers.MobileBertConfig(
-        **SIZES | sizes, vocab_size=VOCAB_SIZE, true_hidden_size=32, num_feedforward_networks=1
-    )
-    transformers.MobileBertModel(config).save_pretrained(tmp_path)
-    write_tokenizer(tmp_path, is_roberta=False)
     name = {"architectures": ["TransformersEncoderModel"]}
-    with pytest.raises(ModelError, match="MobileBertModel mixes the states of tokens"):
-        LLM(str(tmp_path), dtype="float32", hf_overrides=name)
+    with open_tiny(tmp_path, "Camembert", hf_overrides=name) as llm:
+        outputs = llm.embed(TEXTS, use_tqdm=False)
+    for text, output in zip(TEXTS, outputs, strict=True):
+        true = normalized(states(model, tokenizer(text)["input_ids"])[0])
+        assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "MobileBert": (
+        {
+            "embedding_size": 16,
+            "intra_bottleneck_size": 32,
+            "true_hidden_size": 32,
+            "num_feedforward_networks": 1,
+        },
+        "MobileBertModel mixes the states of tokens",
+    ),
+    "Esm": (
+        {"token_dropout": True, "mask_token_id": 5, "pad_token_id": 1},
+        "does more with tokens than to look up their embeddings",
+    ),
+    "Albert": ({"embedding_size": 16}, "attends 3 times in 3 layers"),
+    "MPNet": ({}, "MPNetModel computes attention .* of two tokens"),
+    "JinaEmbeddingsV3": ({}, "is stored as .*Wqkv.weight, which cannot be converted"),
+    "NomicBert": ({}, "is stored as .*Wqkv.weight, which cannot be converted"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_encoders_that_cannot_be_served(name: str, tmp_path: Path) -> None:
+    """MobileBert joins the embeddings of neighbors, which may be of another prompt. ESM scales
+    embeddings by the number of masked tokens. ALBERT's layers are one."""
+    values, message = REFUSED[name]
+    kind = getattr(transformers, f"{name}Model")
+    kind(kind.config_class(**{**SIZES, "vocab_size": VOCAB_SIZE, **values})).save_pretrained(
+        tmp_path
+    )
+    write_tokenizer(tmp_path, is_roberta=False)
+    architectures = {"architectures": ["TransformersEncoderModel"]}
+    with pytest.raises(ModelError, match=message):
+        LLM(str(tmp_path), dtype="float32", hf_overrides=architectures)
 
 
 @pytest.mark.parametrize("name", ["DebertaV2Model", "DebertaV2ForSequenceClassification"])

@@ -78,12 +78,15 @@ def check_head(model: Any, reads: str) -> None:
 
 def check_tokens(model: Any) -> None:
     """Raise ModelError if a token's state depends on others in other ways than attention, or on the
-    number of tokens: prompts of a step would affect each other. One layer is tried, and attention
-    returns each token's own values."""
+    number of tokens, because prompts of a step would affect each other. The same for one that
+    depends on its id in other ways than its embedding. One layer is tried, and attention returns
+    each token's own values."""
     name = type(model).__name__
     inner = model.base_model
     tried = copy.deepcopy(inner)
-    tried.set_input_embeddings(nn.Embedding(1, inner.get_input_embeddings().embedding_dim))
+    width = inner.get_input_embeddings().embedding_dim
+    table = nn.Embedding(4 * TRIED_ROWS, width)
+    tried.set_input_embeddings(table)
     for path, layers in list(tried.named_modules()):
         if isinstance(layers, nn.ModuleList) and len(layers) == model.config.num_hidden_layers:
             tried.set_submodule(path, nn.ModuleList([layers[0]] * len(layers)))
@@ -92,13 +95,12 @@ def check_tokens(model: Any) -> None:
     for module in tried.modules():
         if isinstance(module, PreTrainedModel):
             module.config._attn_implementation = TRIAL
-    generator = torch.Generator().manual_seed(0)
-    width = tried.get_input_embeddings().embedding_dim
-    states = torch.randn(1, TRIED_ROWS, width, generator=generator)
+    ids = torch.arange(3 * TRIED_ROWS, 4 * TRIED_ROWS)[None]  # the first ids are often special
+    states = table(ids).detach()
     positions = torch.arange(TRIED_ROWS)[None] % 2 + TRIED_ROWS
     with torch.no_grad():
         try:
-            whole = tried(inputs_embeds=states, position_ids=positions).last_hidden_state
+            whole = tried(input_ids=ids, position_ids=positions).last_hidden_state
             parts = [
                 tried(inputs_embeds=states[:, i : i + 1], position_ids=positions[:, i : i + 1])
                 for i in range(TRIED_ROWS)
@@ -110,8 +112,9 @@ def check_tokens(model: Any) -> None:
     alone = torch.cat([part.last_hidden_state for part in parts], 1)
     if not torch.allclose(whole, alone, rtol=1e-3, atol=1e-4):
         raise ModelError(
-            f"{name} mixes the states of tokens outside its attention, so the prompts of a step "
-            "would affect each other; it needs its own model plugin"
+            f"{name} mixes the states of tokens outside its attention, or does more with tokens "
+            "than to look up their embeddings, so prompts of a step would affect each other; it "
+            "needs its own model plugin"
         )
 
 
