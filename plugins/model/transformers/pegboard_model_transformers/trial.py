@@ -49,11 +49,11 @@ def pooler_of(model: Any) -> nn.Module | None:
 def check_head(model: Any, reads: str) -> None:
     """Raise ModelError unless the head computes from the rows that the pooler makes. It is tried on
     the host with random weights. reads: which states of a prompt give a row: the "first" one, their
-    "mean", or "all", each of which then has its own result."""
+    "mean", or "all", each of which then has its part result."""
     tried = with_bare_head(model, Pooled(copy.deepcopy(pooler_of(model))))
     for name, module in tried._modules.items():
-        own = module if isinstance(module, Pooled) else copy.deepcopy(module)
-        tried._modules[name] = on_host(own)
+        part = module if isinstance(module, Pooled) else copy.deepcopy(module)
+        tried._modules[name] = on_host(part)
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(1, TRIED_ROWS, model.config.hidden_size, generator=generator)
     rows = {"first": states[:, :1], "mean": states.mean(1, keepdim=True)}.get(reads)
