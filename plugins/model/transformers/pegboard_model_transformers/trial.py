@@ -49,7 +49,7 @@ def pooler_of(model: Any) -> nn.Module | None:
 def check_head(model: Any, reads: str) -> None:
     """Raise ModelError unless the head computes from the rows that the pooler makes. It is tried on
     the host with random weights. reads: which states of a prompt give a row: the "first" one, their
-    "mean", or "all", each of which then has its part result."""
+    "mean", or "all", each of which then has its own result."""
     tried = with_bare_head(model, Pooled(copy.deepcopy(pooler_of(model))))
     for name, module in tried._modules.items():
         part = module if isinstance(module, Pooled) else copy.deepcopy(module)
