@@ -36,7 +36,7 @@ CEILINGS = {
     "interfaces": 1525,
     "layers": 1180,
     "ops": 455,
-    "plan": 985,
+    "plan": 995,
     "plugins": 1300,
     "worker": 3435,
 }

@@ -191,9 +191,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             open_llm(tmp_path / "base", **LIMITS, **settings)
-    write(tmp_path / "encoder", "ElectraModel", embedding_size=32)
-    with pytest.raises(ModelError, match="attention that is not causal"):
-        open_llm(tmp_path / "encoder", **LIMITS)
     write(tmp_path / "classes", "LlamaForCausalLM")
     make_tokenizer(["<image>"], "<image>").save_pretrained(tmp_path / "classes")
     for config, message in (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pegboard.config.schema import EngineConfig
 from pegboard.errors import ConfigError
 from pegboard.interfaces.pooler import Convert
+from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.plugins.defaults import implementations
 from pegboard.plugins.registry import Registry
@@ -28,6 +30,8 @@ TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """How the names of architectures end that generate text."""
 BOTH_WAYS = "Bidirectional"
 """Before such an end, in the names of architectures whose tokens attend to all of the prompt."""
+OF_CLASSES = frozenset({"classifier", "token_classifier"})
+"""Flags of models that have a head for classes."""
 SENTENCES = "modules.json"
 """The file that sentence-transformers writes."""
 
@@ -62,7 +66,7 @@ def with_decoder(
     if convert is None and pools_anyway(engine, checkpoint):
         convert = "embed"
     if others := implementations(engine.model_impl):
-        names = others[1:] if "vision_config" in checkpoint.config else others[:1]
+        names = (_other(registry, checkpoint.config, names, others),)
     elif engine.model_impl == "vllm" and not set(names) & set(installed):
         raise ConfigError(
             f"model_impl 'vllm': no installed model plugin has code of its own for {names[0]}; use "
@@ -71,14 +75,27 @@ def with_decoder(
     return replace(checkpoint, architectures=names), convert
 
 
+def _other(
+    registry: Registry, config: Mapping[str, Any], names: Sequence[str], others: Sequence[str]
+) -> str:
+    """Return which of `others` (see `implementations`) takes the place of a model of these
+    names."""
+    if "vision_config" in config:
+        return others[1]
+    winner = registry.choose("model", Need(), keys=names).winner if names else None
+    flags = registry.spec(winner).flags if winner is not None else frozenset()
+    return others[2 + len(flags & OF_CLASSES)] if "encoder" in flags else others[0]
+
+
 def sees_all(checkpoint: Checkpoint) -> bool:
     """Return whether each token of a decoder attends to all of its prompt, if it makes vectors or
-    classes."""
+    classes. The name is that of the config, whatever code computes it."""
     config = checkpoint.config
+    names = config.get("architectures") or checkpoint.architectures
     return (
         config.get("is_causal") is False
         or config.get("use_bidirectional_attention") is True
-        or BOTH_WAYS in checkpoint.architectures[0]
+        or BOTH_WAYS in names[0]
     )
 
 

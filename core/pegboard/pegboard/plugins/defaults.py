@@ -48,8 +48,9 @@ def default_name(kind: str) -> str | None:
 
 
 def implementations(name: str) -> tuple[str, ...]:
-    """Return the architectures that a value of `model_impl` stands for: of models of text, and of
-    models that also take images. () = none."""
+    """Return the architectures that a value of `model_impl` stands for: of models of text, of
+    models that also take images, of encoders, of encoders with a head for classes, and of those
+    with one for the classes of tokens. () = none."""
     return tuple(_defaults()["model_impl"].get(name, ()))
 
 

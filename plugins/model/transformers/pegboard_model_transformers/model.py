@@ -22,6 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING,
 )
 
 from pegboard.errors import ModelError
@@ -38,7 +39,14 @@ from pegboard_model_transformers.modules import (
     expert_activation,
 )
 from pegboard_model_transformers.names import Names
-from pegboard_model_transformers.probe import PAGED, PROBE, SERVE, AttentionCall, run_probe
+from pegboard_model_transformers.probe import (
+    PAGED,
+    PROBE,
+    SERVE,
+    AttentionCall,
+    Notes,
+    run_probe,
+)
 from pegboard_model_transformers.rotary import ModuleRotary, RotaryCall
 from pegboard_model_transformers.shares import Shares
 
@@ -68,30 +76,21 @@ class TransformersModel(nn.Module):
                 "halves; use a safetensors checkpoint"
             )
         dtype = getattr(torch, build.dtype)
-        model = make_model(config, dtype)
+        model = make_model(config, dtype, build.sees_all)
         refuse_counting(model.config, build.max_positions)
-        inner = model.base_model
-        notes = run_probe(model, inner, dtype)
-        check_attention(model, notes.calls)
-        part_calls = divide(build, inner, notes.calls, lambda: run_probe(model, inner, dtype))
-        shares = Shares(build.tensor, model, part_calls)
-        names = Names(model)
-        declare_attention(build, model, part_calls, shares, names)
-        make_buffers(model, build.device)
-        declare_rotary(build, model, notes.rotary)
-        self.embedding = declare_layers(build, model, shares, names)
-        for module in model.modules():
-            if isinstance(module, PreTrainedModel):
-                module.config._attn_implementation = SERVE
+        self.embedding, notes = declare_model(build, model, dtype)
+        self.first_position = first_position(notes, build.max_positions)
         self.model = model
-        self.inner = inner
-        self.head = with_bare_head(model)
+        self.inner = model.base_model
+        self.head = with_bare_head(model, Passthrough())
 
     def embed(self, input_ids: Tensor) -> Tensor:
         hidden: Tensor = self.embedding(input_ids)
         return hidden
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        if self.first_position:
+            positions = positions + self.first_position
         final: Tensor = self.inner(
             inputs_embeds=hidden[None], position_ids=positions[None], use_cache=False
         ).last_hidden_state
@@ -102,9 +101,34 @@ class TransformersModel(nn.Module):
         return logits[0].float()
 
 
-def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+def declare_model(
+    build: Build, model: Any, dtype: torch.dtype, apart: Sequence[str] | None = None
+) -> tuple[Embedding, Notes]:
+    """Run the probe, and declare the layers of a model on the meta device. apart: the paths of the
+    modules that compute other rows than the step's; None = the model has a head for text. Returns
+    the token embedding, and what the probe has found."""
+    inner = model.base_model
+    notes = run_probe(model, inner, dtype, build.sees_all)
+    check_attention(model, notes.calls)
+    part_calls = divide(
+        build, inner, notes.calls, lambda: run_probe(model, inner, dtype, build.sees_all)
+    )
+    shares = Shares(build.tensor, model, part_calls)
+    names = Names(model)
+    declare_attention(build, model, part_calls, shares, names)
+    make_buffers(model, build.device)
+    declare_rotary(build, model, notes.rotary)
+    embedding = declare_layers(build, model, shares, names, apart)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config._attn_implementation = SERVE
+    return embedding, notes
+
+
+def make_model(config: Mapping[str, Any], dtype: torch.dtype, both_ways: bool = False) -> Any:
     """Return the causal language model on the meta device. Of a multimodal config, only the text
-    part is used."""
+    part is used. both_ways: its tokens attend to those after them, too, also if the config does not
+    say so."""
     whole = parsed_config(config)
     model_type = whole.model_type
     refuse_pooling(config.get("architectures") or (), model_type)
@@ -119,15 +143,17 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
         )
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(parsed), None)
     if model_class is None:
-        raise ModelError(f"transformers has no causal language model for {model_type} ({name})")
-    if not model_class._supports_attention_backend:
+        refuse_attention(MODEL_MAPPING.get(type(parsed), None))
         raise ModelError(
-            f"{model_class.__name__} computes attention (or a recurrent state) in a way that "
-            "cannot be replaced, so it cannot use Pegboard's KV cache; it needs its own model "
-            "plugin"
+            f"transformers has no causal language model for {model_type} ({name}). If it is an "
+            "encoder that makes vectors: --hf-overrides.architectures "
+            "'[\"TransformersEncoderModel\"]'"
         )
+    refuse_attention(model_class)
     refuse_config(parsed, model_class.__name__)
     parsed.use_cache = False
+    if both_ways and not getattr(parsed, "use_bidirectional_attention", False):
+        parsed.is_causal = False
     model = built_on_meta(model_class, parsed, dtype, attn_implementation=PROBE)
     if model.base_model is model and isinstance(getattr(model, "model", None), PreTrainedModel):
         model.base_model_prefix = "model"  # Llama 4's is that of a model that also reads images
@@ -180,6 +206,17 @@ def refuse_pooling(architectures: Sequence[str], model_type: str) -> None:
                 f"{name} computes embeddings, scores or classes and no text; no installed model "
                 f"plugin serves it{advice}"
             )
+
+
+def refuse_attention(kind: Any) -> None:
+    """Raise ModelError for a class of models whose attention transformers does not let others
+    compute. kind: None = there is no class."""
+    if kind is not None and not kind._supports_attention_backend:
+        raise ModelError(
+            f"{kind.__name__} computes attention (or a recurrent state) in a way that cannot be "
+            "replaced, for example with scores that depend on the distance of two tokens, so it "
+            "cannot use Pegboard's attention; it needs its own model plugin"
+        )
 
 
 def refuse_config(config: Any, name: str) -> None:
@@ -271,35 +308,36 @@ def declare_rotary(build: Build, model: Any, calls: Sequence[RotaryCall]) -> Non
         ModuleRotary(build.at(path), its_calls, length)
 
 
-def declare_layers(build: Build, model: Any, shares: Shares, names: Names) -> Embedding:
+def declare_layers(
+    build: Build, model: Any, shares: Shares, names: Names, apart: Sequence[str] | None
+) -> Embedding:
     """Replace linear modules, stacked experts, the token embedding and the head by Pegboard's
-    layers, and allocate all other tensors. Returns the embedding."""
+    layers, and allocate all other tensors. apart: see `declare_model`. Returns the embedding."""
     embedding = model.get_input_embeddings()
-    head = model.get_output_embeddings()
     name = type(model).__name__
-    if type(head) is not nn.Linear:
-        raise ModelError(
-            f"{name} has the output head {type(head).__name__}; only a linear one can be served"
-        )
     if type(embedding) is not nn.Embedding and not hasattr(embedding, "embed_scale"):
         raise ModelError(
             f"{name} has the token embedding {type(embedding).__name__}, which does more than "
             "look up and scale rows"
         )
     paths = {id(module): path for path, module in model.named_modules()}
-    tied = set(model.all_tied_weights_keys)
-    is_tied = f"{paths[id(head)]}.weight" in tied
-    if other := sorted(tied - {f"{paths[id(head)]}.weight"}):
-        raise ModelError(f"{name} ties tensors other than its output head: {', '.join(other[:4])}")
     own_embedding = ModuleEmbedding(build.at(paths[id(embedding)]), embedding, names)
     replaced: dict[str, nn.Module] = {paths[id(embedding)]: own_embedding}
-    replaced[paths[id(head)]] = ModuleHead(
-        build.at(paths[id(head)]), head, names, own_embedding if is_tied else None
-    )
+    tied = set(model.all_tied_weights_keys)
+    if apart is None:
+        path, head = text_head(model)
+        is_tied = f"{path}.weight" in tied
+        tied.discard(f"{path}.weight")
+        replaced[path] = ModuleHead(build.at(path), head, names, own_embedding if is_tied else None)
+    if tied:
+        raise ModelError(
+            f"{name} ties tensors other than its output head: {', '.join(sorted(tied)[:4])}"
+        )
     lists_experts = names.experts_are_listed()
     for path, module in model.named_modules():
         if type(module) is nn.Linear and path not in replaced:
-            replaced[path] = ModuleLinear(build.at(path), module, names, shares.of(path, module))
+            takes = build.without_adapters() if is_below(path, apart or ()) else build
+            replaced[path] = ModuleLinear(takes.at(path), module, names, shares.of(path, module))
         elif lists_experts and (activation := expert_activation(module)) is not None:
             replaced[path] = ModuleExperts(build.at(path), module, activation, names)
     for path, layer in replaced.items():
@@ -309,6 +347,41 @@ def declare_layers(build: Build, model: Any, shares: Shares, names: Names) -> Em
     held |= names.held
     ModuleTensors(build, model, [target for target in names.targets if target not in held], names)
     return own_embedding
+
+
+def text_head(model: Any) -> tuple[str, nn.Linear]:
+    """Return the head that predicts tokens, and its path."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise ModelError(
+            f"{type(model).__name__} has the output head {type(head).__name__}; only a linear one "
+            "can be served"
+        )
+    return next(path for path, module in model.named_modules() if module is head), head
+
+
+def is_below(path: str, roots: Sequence[str]) -> bool:
+    """Return whether one of these modules is at this path, or has a part there."""
+    return any(path == root or path.startswith(f"{root}.") for root in roots)
+
+
+def first_position(notes: Notes, longest: int | None) -> int:
+    """Return the row of the table of positions that position 0 has: those before it are for
+    padding. longest: the most tokens of a prompt; None = not known. Raises ModelError if there are
+    not so many rows."""
+    rows = [
+        (0 if table.padding_idx is None else table.padding_idx + 1, table.num_embeddings)
+        for table in notes.places
+    ]
+    if len({first for first, _ in rows}) > 1:
+        raise ModelError(f"{notes.name} looks up positions in several ways; it cannot be served")
+    for first, count in rows:
+        if (longest or 0) > count - first:
+            raise ModelError(
+                f"the model has positions for {count - first} tokens; set max_model_len to at most "
+                f"{count - first}"
+            )
+    return rows[0][0] if rows else 0
 
 
 def make_buffers(model: Any, device: str) -> None:
@@ -363,9 +436,9 @@ class Passthrough(nn.Module):
         return self
 
 
-def with_bare_head(model: Any) -> Any:
-    """Return the same model without its base model. Its forward is the path of the head, including
-    any scaling or capping of logits. It shares all modules."""
+def with_bare_head(model: Any, stand_in: nn.Module) -> Any:
+    """Return the same model with another module in the place of its base model. Its forward is the
+    path of the head, including any scaling or capping of logits. It shares all other modules."""
     bare = copy.copy(model)
-    bare._modules = {**model._modules, model.base_model_prefix: Passthrough()}
+    bare._modules = {**model._modules, model.base_model_prefix: stand_in}
     return bare

@@ -22,3 +22,17 @@ PROCESSOR = MultiModalProcessorSpec(
     implementation="pegboard_model_transformers.media_processor:TransformersProcessor",
     modalities=("image",),
 )
+
+
+def _encoder(place: str, *flags: str) -> ModelSpec:
+    return ModelSpec(
+        api="1.0",
+        implementation=f"pegboard_model_transformers.encoders:{place}",
+        tier="reference",
+        flags=frozenset({"encoder", "tensor_parallel", *flags}),
+    )
+
+
+ENCODER = _encoder("TransformersEncoder")
+CLASSES = _encoder("TransformersClasses", "classifier")
+TOKENS = _encoder("TransformersTokenClasses", "classifier", "token_classifier")

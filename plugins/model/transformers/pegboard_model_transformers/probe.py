@@ -37,6 +37,7 @@ PASSIVE_ARGUMENTS = {
     "past_key_values",
     "return_dict",
     "output_router_logits",
+    "deterministic",
     "position_embeddings",
 }
 """Keyword arguments of an attention call that do not change its result."""
@@ -44,10 +45,11 @@ PASSIVE_ARGUMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Replaces an attention mask in the probe. window: a query sees the last `window` keys; None =
-    all earlier keys. chunk: it sees the earlier keys of its chunk of so many positions. trouble:
-    why the mask cannot be served. Models also create masks that they do not use, so `trouble`
-    counts only if an attention module receives the mask."""
+    """Replaces an attention mask in the probe. window: a query sees the last `window` keys, or of
+    models that attend both ways so many to each side; None = all of these keys. chunk: it sees the
+    earlier keys of its chunk of so many positions. trouble: why the mask cannot be served. Models
+    also create masks that they do not use, so `trouble` counts only if an attention module receives
+    the mask."""
 
     window: int | None = None
     chunk: int | None = None
@@ -73,14 +75,22 @@ class AttentionCall:
 
 @dataclass(slots=True)
 class Notes:
-    """What a probe has found so far. calls: of attention. rotary: of rotary modules."""
+    """What a probe has found so far. both_ways: each token must attend to all others, not only to
+    those before it. position_ids: the input. calls: of attention. rotary: of rotary modules.
+    places: the tables in which positions are looked up."""
 
     name: str
+    both_ways: bool
+    position_ids: Tensor
     calls: list[AttentionCall] = field(default_factory=list)
     rotary: list[RotaryCall] = field(default_factory=list)
+    places: list[nn.Embedding] = field(default_factory=list)
 
     def look(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Note a call of a rotary module. A forward hook of all modules."""
+        """Note a call of a rotary module or of a table of positions. A forward hook of all
+        modules."""
+        if type(module) is nn.Embedding and args and args[0] is self.position_ids:
+            self.places.append(module)
         call = rotary_call(module, args, kwargs, output)
         if call is not None:
             self.rotary.append(call)
@@ -104,11 +114,11 @@ class ProbedLinear(nn.Linear):
         return x.new_empty(*x.shape[:-1], self.out_features)
 
 
-def run_probe(model: Any, inner: nn.Module, dtype: torch.dtype) -> Notes:
-    """Return what one forward of `inner` calls, in order. Raises ModelError if the model cannot be
-    run this way."""
+def run_probe(model: Any, inner: nn.Module, dtype: torch.dtype, both_ways: bool = False) -> Notes:
+    """Return what one forward of `inner` calls, in order. both_ways: its tokens must attend to
+    those after them, too. Raises ModelError if the model cannot be run this way."""
     name = type(model).__name__
-    notes = Notes(name)
+    notes = Notes(name, both_ways, torch.arange(PROBE_TOKENS, device="meta")[None])
     hidden_size = model.get_input_embeddings().embedding_dim
     experts = model.get_experts_implementation()
     linears = [module for module in inner.modules() if type(module) is nn.Linear]
@@ -125,7 +135,7 @@ def run_probe(model: Any, inner: nn.Module, dtype: torch.dtype) -> Notes:
             inner(
                 inputs_embeds=torch.empty(1, PROBE_TOKENS, hidden_size, dtype=dtype, device="meta"),
                 attention_mask=torch.ones(1, PROBE_TOKENS, dtype=torch.bool, device="meta"),
-                position_ids=torch.arange(PROBE_TOKENS, device="meta")[None],
+                position_ids=notes.position_ids,
                 use_cache=False,
             )
     except ModelError:
@@ -164,9 +174,13 @@ def _note_attention(
     soft_cap = kwargs.pop("softcap", None)
     sinks = _sinks_name(module, kwargs.pop("s_aux", None), notes.name)
     chunk = None
-    if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+    is_causal = kwargs.get("is_causal") is not False
+    is_causal = is_causal and getattr(module, "is_causal", True) is not False
+    if not is_causal and not notes.both_ways:
         raise ModelError(
-            f"{notes.name} has attention that is not causal; only decoders can be served"
+            f"{notes.name} has attention that is not causal, so it generates no text; to make "
+            "vectors with it: --hf-overrides.architectures '[\"TransformersEncoderModel\"]', or "
+            "TransformersEncoderForSequenceClassification for classes"
         )
     extra = sorted(
         name
@@ -188,6 +202,11 @@ def _note_attention(
             raise ModelError(f"{notes.name} {attention_mask.trouble}")
         window = attention_mask.window
         chunk = attention_mask.chunk
+    elif notes.both_ways and (is_causal or window is not None):
+        raise ModelError(
+            f"{notes.name} lets no mask say which tokens attend to those after them, so it cannot "
+            "be served as a model whose tokens attend to all of the prompt"
+        )
     elif attention_mask is not None and (
         not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2
     ):
@@ -248,12 +267,15 @@ def _note_mask(
     *, mask_function: Callable[..., Any], local_size: int | None = None, **kwargs: Any
 ) -> Sight:
     """Find out which keys a mask function lets a query see. Tested are the edges of a causal mask,
-    of a window and of a chunk."""
+    of a window and of a chunk. In the probe of a model that attends both ways, the edges are those
+    to both sides."""
 
     def sees(query: int, key: int) -> bool:
         with WithoutPadding():
             return bool(mask_function(0, 0, torch.tensor(query), torch.tensor(key)))
 
+    if _current[-1].both_ways:
+        return _both_sides(sees, local_size)
     if sees(5, 6) or not sees(5, 5):
         return Sight(trouble="uses a mask that is not causal; only decoders can be served")
     if local_size is None:
@@ -271,6 +293,22 @@ def _note_mask(
         return Sight(chunk=size)
     return Sight(
         trouble="uses a mask that hides earlier tokens, but is neither a sliding window nor chunks"
+    )
+
+
+def _both_sides(sees: Callable[[int, int], bool], size: int | None) -> Sight:
+    """Return the same for a mask of which both sides count. size: that of the config's window."""
+    far = 100_000
+    if sees(0, far) and sees(far, 0):
+        return Sight()
+    for reach in () if size is None else (size, size - 1, size // 2):
+        near = [sees(far, far + sign * reach) for sign in (-1, 1)]
+        beyond = [sees(far, far + sign * (reach + 1)) for sign in (-1, 1)]
+        if all(near) and not any(beyond):
+            return Sight(reach)
+    return Sight(
+        trouble="uses a mask that hides tokens, but is not a window with two equal sides; only "
+        "models whose tokens attend to all of the prompt can be served like this"
     )
 
 

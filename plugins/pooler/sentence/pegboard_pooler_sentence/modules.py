@@ -30,13 +30,15 @@ DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
 @dataclass(frozen=True)
 class Steps:
     """pooling_types: of the vectors that are joined; () = the steps apply to each token. dense: the
-    file and the activation of each linear layer, in order. normalizes: the last step does. words:
-    not the states are pooled, but log(1 + x) of this activation x of the logits of words; "" = the
-    states are."""
+    file and the activation of each linear layer, in order. normalizes: the last step does.
+    leaves_out_prompts: the tokens of a prompt of sentence-transformers do not count. words: not the
+    states are pooled, but log(1 + x) of this activation x of the logits of words; "" = the states
+    are."""
 
     pooling_types: tuple[str, ...] = ()
     dense: tuple[tuple[str, str], ...] = ()
     normalizes: bool = False
+    leaves_out_prompts: bool = False
     words: str = ""
 
 
@@ -68,7 +70,9 @@ def read_steps(checkpoint: Checkpoint) -> Steps | None:
     if folders["SpladePooling"]:
         return words(checkpoint, folders["SpladePooling"][0], "Normalize" in names)
     types = [pooling_types(checkpoint, folder) for folder in folders["Pooling"]]
+    files = [within(checkpoint, folder, "config.json") for folder in folders["Pooling"]]
     return Steps(
+        leaves_out_prompts=any(read_object(file).get("include_prompt") is False for file in files),
         pooling_types=types[0] if types else (),
         dense=tuple(dense(checkpoint, folder) for folder in folders["Dense"]),
         normalizes="Normalize" in names,

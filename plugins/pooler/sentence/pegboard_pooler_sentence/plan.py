@@ -30,6 +30,7 @@ from pegboard_pooler_sentence.modules import (
 )
 
 OF_TOKENS = ("ALL", "STEP")
+OF_EVERY_TOKEN = ("MEAN", "MEAN_SQRT", "MAX")
 KEEPS_NOTHING = "LAST"
 """The only way to make a vector of a prompt that needs no states of the steps before."""
 TOKENS = "ForTokenClassification"
@@ -40,6 +41,8 @@ BOTH_WAYS = "Bidirectional"
 """In the names of NVIDIA's decoders whose tokens attend to all of the prompt."""
 BOTH_WAYS_POOLINGS = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
 """How their configs name ways to pool."""
+CLASSIFIER_POOLINGS = {"": "", "cls": "CLS", "bos": "CLS", "mean": "MEAN"}
+"""How configs name the states of which a head for classes computes; "" = the config names none."""
 INSTRUCTED = "GritLM"
 """The architecture that generates text as a decoder does. For vectors, its tokens attend to all of
 the prompt, and means leave out the instruction."""
@@ -133,6 +136,7 @@ def plan(facts: PoolerFacts) -> Pooling:
             f"pooler_config: this model does {' and '.join(tasks)}, and not {default}"
         )
     prompts, prompt_name = ({}, None) if is_classifier else sentence_prompts(facts.checkpoint)
+    check_prompts(facts.checkpoint, declared.steps, prompts)
     head: tuple[str, ...] | None = None
     if converts and not (tokens or columns):
         head = head_of(facts.checkpoint)
@@ -158,6 +162,18 @@ def plan(facts: PoolerFacts) -> Pooling:
         head=head,
         method=method,
     )
+
+
+def check_prompts(checkpoint: Checkpoint, steps: Steps, prompts: Mapping[str, str]) -> None:
+    """Raise ModelError if the tokens of a prompt would change a vector that the files say is not of
+    them."""
+    types = [name for name in steps.pooling_types if name in OF_EVERY_TOKEN]
+    if steps.leaves_out_prompts and types and any(prompts.values()):
+        raise ModelError(
+            f"{checkpoint.path}: the step Pooling has include_prompt=false: {types[0]} is to leave "
+            "out the tokens of prompts, which is not supported; to count them, too, set "
+            f'pooler_config to {{"pooling_type": "{types[0]}"}}'
+        )
 
 
 def is_instructed(facts: PoolerFacts) -> bool:
@@ -240,7 +256,9 @@ def with_choices(declared: Declared, chosen: PoolerConfig) -> Declared:
                 f"pooler_config: pooling_type is {whole!r}; this model pools logits, by 'MAX'"
             )
         declared = replace(
-            declared, steps=replace(declared.steps, pooling_types=(whole,)), is_of_tokens=False
+            declared,
+            steps=replace(declared.steps, pooling_types=(whole,), leaves_out_prompts=False),
+            is_of_tokens=False,
         )
     if of_tokens is not None:
         declared = replace(
@@ -290,11 +308,17 @@ def dimensions_of(config: Mapping[str, Any]) -> tuple[int, ...] | int | None:
     return size if config.get("is_matryoshka") and isinstance(size, int) else None
 
 
+def name_of(checkpoint: Checkpoint) -> str:
+    """Return the architecture that the config names, whatever code computes it."""
+    names = checkpoint.config.get("architectures") or checkpoint.architectures
+    return str(names[0])
+
+
 def usual_pooling(facts: PoolerFacts) -> str:
     """Return how a model pools if no file of sentence-transformers says so."""
     if is_instructed(facts):
         return "MEAN"
-    if BOTH_WAYS not in facts.checkpoint.architectures[0]:
+    if BOTH_WAYS not in name_of(facts.checkpoint):
         return "CLS" if "encoder" in facts.flags else KEEPS_NOTHING
     named = facts.checkpoint.config.get("pooling", "avg")
     if named not in BOTH_WAYS_POOLINGS:
@@ -308,24 +332,24 @@ def usual_pooling(facts: PoolerFacts) -> str:
 def declared_of(facts: PoolerFacts) -> Declared:
     """Return what the flags of the model and its files say."""
     checkpoint = facts.checkpoint
+    name = name_of(checkpoint)
     default = usual_pooling(facts)
     if "classifier" in facts.flags or facts.convert == "classify":
-        of_config = str(checkpoint.config.get("classifier_pooling", "")).upper()
-        if of_config not in ("", "CLS", "MEAN"):
+        of_config = str(checkpoint.config.get("classifier_pooling", "")).lower()
+        if of_config not in CLASSIFIER_POOLINGS:
             raise ModelError(
-                f"{checkpoint.path}: classifier_pooling is {of_config!r:.60}; expected cls or mean"
+                f"{checkpoint.path}: classifier_pooling is {of_config!r:.60}; expected cls, bos or "
+                "mean"
             )
-        name = checkpoint.architectures[0]
         return Declared(
             "classify",
-            Steps((of_config or default,)),
+            Steps((CLASSIFIER_POOLINGS[of_config] or default,)),
             class_activation(checkpoint.config),
             use_activation=not name.endswith(REWARDS),
             is_of_tokens=name.endswith((TOKENS, REWARDS, STEPS))
             or "token_classifier" in facts.flags,
             token_pooling="STEP" if name.endswith(STEPS) else "ALL",
         )
-    name = checkpoint.architectures[0]
     steps = read_steps(checkpoint)
     if steps is None and name.endswith(SPLADE):
         steps = Steps(("MAX",), words="relu")

@@ -326,6 +326,25 @@ def test_prompts_and_long_texts(tmp_path: Path) -> None:
             plan(PoolerFacts(NONE, write(tmp_path, {name: {}}, {}), setting))
 
 
+def test_prompts_that_a_mean_leaves_out(tmp_path: Path) -> None:
+    """An error says how to count them. Without a prompt, nothing is left out, and the first token
+    is always taken."""
+    name = "config_sentence_transformers.json"
+    folder = "1_Pooling/config.json"
+    pooling = {"pooling_mode_mean_tokens": True, "include_prompt": False}
+    files = {"modules.json": modules("Transformer", "Pooling"), folder: pooling}
+    files |= {name: {"prompts": {"query": "q: "}}}
+    checkpoint = write(tmp_path / "mean", files, {})
+    with pytest.raises(ModelError, match=r"include_prompt=false.* set pooler_config to .*MEAN"):
+        plan(PoolerFacts(NONE, checkpoint, {}))
+    counted = plan(PoolerFacts(NONE, checkpoint, {"pooling_type": "MEAN"}))
+    assert counted.prompts == {"query": "q: "} and counted.method["pooling_types"] == "MEAN"
+    empty = {**files, name: {"prompts": {"query": ""}}}
+    assert plan(PoolerFacts(NONE, write(tmp_path / "empty", empty, {}), {})).task == "embed"
+    first = {**files, folder: {"pooling_mode_cls_token": True, "include_prompt": False}}
+    assert plan(PoolerFacts(NONE, write(tmp_path / "first", first, {}), {})).task == "embed"
+
+
 class TestWords(TestVectors):
     pooling = Pooling(dimensions=6, method=method("MAX", "none", words="relu"))
 
