@@ -19,6 +19,7 @@ class Names:
     embedding: str = "embed_tokens"
     layers: str = "layers"
     norm: str = "norm"
+    head: str = "lm_head"
 
 
 class DecoderSizes:
@@ -65,7 +66,7 @@ class Decoder(nn.Module):
             norm(inner.at(names.norm), hidden, sizes.eps),
         )
         tied = self.embedding if sizes.is_tied else None
-        self.head = Head(build.at("lm_head"), sizes.vocab_size, hidden, tied=tied)
+        self.head = Head(build.at(names.head), sizes.vocab_size, hidden, tied=tied)
         self.rope = rope
         self.embed_scale = embed_scale
         self.logits_scale = logits_scale

@@ -24,6 +24,13 @@ DELTA_CHUNK = 16
 the square of this."""
 
 
+WKV_CHUNK = 16
+"""Tokens that `wkv` computes together. The memory grows with the square of this."""
+
+NOTHING = -1e38
+"""The logarithm of the weights of no token."""
+
+
 def causal_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, activates: bool
 ) -> Tensor:
@@ -191,6 +198,71 @@ def gated_delta_rule(
             out[part], h = _delta_chunk(q[part], k[part], wide[part], decay[part], beta[part], h)
         state[block] = h
     return out.to(v.dtype)
+
+
+def wkv(
+    k: Tensor, v: Tensor, decay: Tensor, first: Tensor, state: Tensor, rows: StateRows
+) -> Tensor:
+    """The mean of values of RWKV-4 (Peng et al. 2023, equation 16): token i has the weight exp(kᵢ +
+    (t - 1 - i) decay) at a later token t, and exp(kₜ + first) at its own. → [T, C], type of v.
+
+    k, v: [T, C]. decay: negative, first: float32 [C]. state: float32 [blocks, C, 3]: the weighted
+    sum of the values, the sum of the weights, both divided by exp(m), and m.
+    """
+    key = k.float()
+    wide = v.float()
+    out = torch.zeros_like(wide)
+    tokens, blocks, is_new = _single(rows)
+    if len(blocks):
+        past = _past_sums(state[blocks], is_new[:, None])
+        own = key[tokens] + first
+        now, new = key[tokens], torch.stack((wide[tokens], torch.ones_like(wide[tokens])), -1)
+        total = _add_sums(past, new, own)
+        out[tokens] = total[..., 0] / total[..., 1]
+        past[..., 2] += decay
+        _store(_add_sums(past, new, now), state, blocks, rows)
+    for tokens, block, is_new in rows.longer():
+        past = _past_sums(state[block], is_new[:, None])[0]
+        for start in range(tokens.start, tokens.stop, WKV_CHUNK):
+            part = slice(start, min(start + WKV_CHUNK, tokens.stop))
+            out[part], past = _wkv_chunk(key[part], wide[part], decay, first, past)
+        state[block] = past
+    return out.to(v.dtype)
+
+
+def _past_sums(past: Tensor, is_new: Tensor) -> Tensor:
+    """Return the sums before a step, [..., C, 3]. Those of a new row are zero, whatever m is."""
+    least = past.new_tensor([0.0, 0.0, NOTHING])
+    return torch.where(is_new.unsqueeze(-1), least, past)
+
+
+def _add_sums(past: Tensor, new: Tensor, exponent: Tensor) -> Tensor:
+    """Return the sums [..., C, 3] with exp(exponent) · new, [..., C, 2]."""
+    m = torch.maximum(past[..., 2], exponent)
+    old = (past[..., 2] - m).exp().unsqueeze(-1) * past[..., :2]
+    return torch.cat((old + (exponent - m).exp().unsqueeze(-1) * new, m.unsqueeze(-1)), -1)
+
+
+def _wkv_chunk(
+    k: Tensor, v: Tensor, decay: Tensor, first: Tensor, past: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (the means [L, C], the sums [C, 3] after them) of L tokens. The weights of all pairs
+    of tokens are computed, with the sums before the chunk as one more token."""
+    length = len(k)
+    times = torch.arange(length, device=k.device)
+    gaps = times.unsqueeze(1) - 1 - times
+    exponents = k + gaps.unsqueeze(-1) * decay  # [L, L, C]
+    exponents = torch.where((gaps < 0).unsqueeze(-1), -torch.inf, exponents)
+    exponents[times, times] = k + first
+    before = past[:, 2] + times.unsqueeze(-1) * decay
+    exponents = torch.cat((before.unsqueeze(1), exponents), 1)
+    weights = (exponents - exponents.amax(1, keepdim=True)).exp()
+    sums = torch.cat((past[:, :2].unsqueeze(0), torch.stack((v, torch.ones_like(v)), -1)))
+    totals = torch.einsum("tic,icn->tcn", weights, sums)
+    last = torch.cat((past[None, :, 2] + length * decay, k + (length - 1 - times)[:, None] * decay))
+    m = last.amax(0)
+    after = torch.einsum("ic,icn->cn", (last - m).exp(), sums)
+    return totals[..., 0] / totals[..., 1], torch.cat((after, m.unsqueeze(-1)), -1)
 
 
 def _single(rows: StateRows) -> tuple[Tensor | slice, Tensor, Tensor]:
