@@ -73,14 +73,14 @@ class BlockStates:
         )
         self._conv = build.kernels["causal_conv"]
         self._wkv = build.kernels["wkv"]
-        self._before = torch.tensor([1.0, 0.0], device=build.device).to(getattr(torch, build.dtype))
+        dtype = getattr(torch, build.dtype)
+        self._before = torch.tensor([[1.0, 0.0]], dtype=dtype, device=build.device).repeat(hidden, 1)
 
     def before(self, x: Tensor, name: str) -> Tensor:
         """Return the token before each token, [T, hidden]. That of the first one is zero."""
 
         def call(states: Mapping[str, Tensor], rows: StateRows, x: Tensor) -> Tensor:
-            weight = self._before.expand(self.hidden, 2)
-            out: Tensor = self._conv(x, weight, None, states[name], rows, False)
+            out: Tensor = self._conv(x, self._before, None, states[name], rows, False)
             return out
 
         out: Tensor = self.states(call, self.hidden, x)
