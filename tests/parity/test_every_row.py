@@ -20,6 +20,7 @@ from test_gemma3n_parity import CASES as GEMMA_3N
 from test_griffin_parity import CONFIGS as GRIFFIN
 from test_latent_parity import kimi_of, pangu_of
 from test_mistral_format import write as write_params
+from test_rwkv_parity import CONFIGS as RWKV
 from test_state_parity import ARCHITECTURES as STATES
 from tiny_models import open_llm, random_prompts
 
@@ -62,6 +63,7 @@ ROWS: dict[str, Row] = {
     "OuroForCausalLM": lambda write, folder: write_ouro(folder),
     "kimi_linear": lambda write, folder: kimi_of(write, max_position_embeddings=512),
     **{name: written("recurrent_gemma", config) for name, config in GRIFFIN.items()},
+    **{name: written("rwkv", config) for name, config in RWKV.items()},
     MISTRAL: lambda write, folder: write_params(folder, "latent attention"),
     "pangu": lambda write, folder: pangu_of(write, sandwich=False),
     "pangu, more norms": lambda write, folder: pangu_of(write, sandwich=True),
@@ -73,6 +75,7 @@ CASES = [*((name, True) for name in ROWS), *((name, False) for name in THROUGH_T
 LARGE_BLOCKS = {
     *STATES,
     *GRIFFIN,
+    *RWKV,
     "DeciLMForCausalLM",
     "kimi_linear",
     "mimo_v2_flash, sinks in some layers",

@@ -74,7 +74,9 @@ class BlockStates:
         self._conv = build.kernels["causal_conv"]
         self._wkv = build.kernels["wkv"]
         dtype = getattr(torch, build.dtype)
-        self._before = torch.tensor([[1.0, 0.0]], dtype=dtype, device=build.device).repeat(hidden, 1)
+        self._before = torch.tensor([[1.0, 0.0]], dtype=dtype, device=build.device).repeat(
+            hidden, 1
+        )
 
     def before(self, x: Tensor, name: str) -> Tensor:
         """Return the token before each token, [T, hidden]. That of the first one is zero."""
