@@ -98,8 +98,9 @@ class Follower:
     def _apply(self, number: int, payload: bytes) -> None:
         self.next = number + 1
         try:
-            _, events, *_ = msgspec.msgpack.decode(payload)
-            self._prefixes.follow(self._source.engine, events)
+            _, events, *rest = msgspec.msgpack.decode(payload)
+            rank = rest[0] if rest and isinstance(rest[0], int) else None
+            self._prefixes.follow(self._source.engine, events, rank)
         except (msgspec.DecodeError, TypeError, ValueError, IndexError) as error:
             log.warning("the KV events of %s cannot be read: %s", self._source.url, error)
             self._prefixes.forget(self._source.engine)

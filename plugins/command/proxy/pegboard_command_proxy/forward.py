@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 
 from pegboard.errors import PegboardError
 from pegboard.log import get_logger
-from pegboard_command_proxy.choice import Choose
+from pegboard_command_proxy.choice import Choice, Choose
 from pegboard_command_proxy.prefixes import Prompt
 from pegboard_command_proxy.servers import Server, describe
 
@@ -25,6 +25,8 @@ KEPT = frozenset(
     {"authorization", "content-type", "accept", "x-api-key", "anthropic-version", "user-agent"}
 )
 """Headers of a request that the server gets, and all that begin with `x-` and `traceparent`."""
+RANK = "x-data-parallel-rank"
+"""vLLM's header that names the engine of a server. What the client sends there stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +134,10 @@ class Forwarder:
             ]
             if not left:
                 break
-            server = self._choose(left, call.prompt)
+            choice = self._choose(left, call.prompt)
+            server = choice.server
             try:
-                answer = await self._ask(server, call)
+                answer = await self._ask_engine(choice, call)
             except httpx.TransportError as error:
                 reasons[server.url] = describe(error)
                 server.failed(describe(error))
@@ -154,11 +157,21 @@ class Forwarder:
             log.warning("%s has no answer: %s", url, reason)
         raise Unreachable("no server can be reached; the log of the proxy says why")
 
-    async def _ask(self, server: Server, call: Call) -> Answer:
+    async def _ask_engine(self, choice: Choice, call: Call) -> Answer:
+        """Ask the engine that was chosen. A refusal may be about its number, because an engine may
+        have gone, so the server is then asked without it."""
+        server, rank = choice
+        if rank is None or RANK in call.headers:
+            return await self._ask(server, call)
+        headers = {**call.headers, RANK: str(rank)}
+        answer = await self._ask(server, replace(call, headers=headers), rank)
+        return await self._ask(server, call) if answer.status == 400 else answer
+
+    async def _ask(self, server: Server, call: Call, rank: int | None = None) -> Answer:
         """Wait for the whole answer, or for the first part of a stream. Raises
         httpx.TransportError."""
         with ExitStack() as work:
-            work.enter_context(server.working())
+            work.enter_context(server.working(rank))
             request = self._client.build_request(
                 call.method, server.url + call.path, content=call.body, headers=call.headers
             )

@@ -32,21 +32,34 @@ class Engine(NamedTuple):
     endpoint: str
 
 
+class Holder(NamedTuple):
+    """The engine of a server that has the longest prefix. length: in tokens. rank: its number, if
+    the server has several engines that are known, and one of them has a prefix."""
+
+    length: int = 0
+    rank: int | None = None
+
+
 class Prefixes:
     """The blocks of all engines."""
 
     def __init__(self) -> None:
         self._blocks: dict[Engine, _Blocks] = {}
+        self._ranks: dict[Engine, int | None] = {}
 
-    def follow(self, engine: Engine, events: Sequence[Sequence[Any]]) -> None:
+    def follow(
+        self, engine: Engine, events: Sequence[Sequence[Any]], rank: int | None = None
+    ) -> None:
         """Take the events of one batch of the engine: [name, field, …] each, as vLLM orders the
-        fields. Events of other forms are passed over."""
+        fields. Events of other forms are passed over. rank: the engine's number in its server."""
+        self._ranks[engine] = rank
         blocks = self._blocks.setdefault(engine, _Blocks())
         for name, *fields in events:
             if name == "BlockStored" and len(fields) >= 4:
                 blocks.store(_Stored.of(fields))
             elif name == "BlockRemoved" and fields:
-                blocks.remove(fields[0], fields[2] if len(fields) > 2 else None)
+                _, medium, group, *_ = [*fields, None, None]
+                blocks.remove(fields[0], medium, group)
             elif name == "AllBlocksCleared":
                 self.forget(engine)
                 blocks = self._blocks.setdefault(engine, _Blocks())
@@ -55,12 +68,25 @@ class Prefixes:
         """The engine has no blocks that are known."""
         self._blocks.pop(engine, None)
 
-    def length(self, url: str, prompt: Prompt) -> int:
-        """Return how many tokens of the prompt the server's engine with the most of them has."""
-        lengths = (
-            blocks.length(prompt) for engine, blocks in self._blocks.items() if engine.url == url
+    def holder(self, url: str, prompt: Prompt) -> Holder:
+        """Return the server's engine with the most tokens of the prompt."""
+        length, best = max(
+            (
+                (blocks.length(prompt), engine)
+                for engine, blocks in self._blocks.items()
+                if engine.url == url
+            ),
+            default=(0, None),
         )
-        return max(lengths, default=0)
+        if not length or best is None or len(self.ranks(url)) < 2:
+            return Holder(length)
+        return Holder(length, self._ranks.get(best))
+
+    def ranks(self, url: str) -> set[int]:
+        """Return the numbers of the server's engines that have published events."""
+        return {
+            rank for engine, rank in self._ranks.items() if engine.url == url and rank is not None
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +97,7 @@ class _Stored:
     parent: Hash | None
     token_ids: Sequence[int]
     block_size: int
+    medium: str | None
     lora_name: str | None
     extra_keys: Sequence[Sequence[Any] | None] | None
     group: int | None
@@ -78,21 +105,27 @@ class _Stored:
     @classmethod
     def of(cls, fields: Sequence[Any]) -> _Stored:
         rest = [*fields, *[None] * (9 - len(fields))]
-        return cls(rest[0], rest[1], rest[2], rest[3], rest[6], rest[7], rest[8])
+        return cls(rest[0], rest[1], rest[2], rest[3], rest[5], rest[6], rest[7], rest[8])
 
 
 class _Blocks:
-    """The blocks of one engine. Only the first KV group counts: the others have the same
-    prefixes."""
+    """The blocks of one engine, in its KV cache and in slower memories. Only the first KV group
+    counts: the others have the same prefixes."""
 
     def __init__(self) -> None:
         self._keys: dict[Hash, int] = {}
+        self._media: dict[Hash, set[str | None]] = {}
         self._held: Counter[int] = Counter()
         self._block_size = 0
         self._adapters: set[str] = set()
 
     def store(self, event: _Stored) -> None:
         if event.group:
+            return
+        for block_hash in event.hashes:
+            if block_hash in self._keys:
+                self._media[block_hash].add(event.medium)
+        if not event.token_ids:  # vLLM names blocks of slower memories by their hashes only
             return
         size = event.block_size
         # a parent that is not known was stored before the first event
@@ -108,12 +141,19 @@ class _Blocks:
             key = _key(key, tokens, extra)
             if block_hash not in self._keys:
                 self._keys[block_hash] = key
+                self._media[block_hash] = {event.medium}
                 self._held[key] += 1
 
-    def remove(self, hashes: Sequence[Hash], group: int | None) -> None:
+    def remove(self, hashes: Sequence[Hash], medium: str | None, group: int | None) -> None:
+        """medium: of the memory that drops the blocks; None = they are nowhere."""
         if group:
             return
         for block_hash in hashes:
+            media = self._media.get(block_hash, set())
+            media.discard(medium)
+            if media and medium is not None:
+                continue
+            self._media.pop(block_hash, None)
             key = self._keys.pop(block_hash, None)
             if key is not None:
                 self._held[key] -= 1

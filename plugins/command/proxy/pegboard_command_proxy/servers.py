@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,27 +20,31 @@ HEALTH_TIMEOUT_S = 5.0
 @dataclass(eq=False, slots=True)
 class Server:
     """One server. url: without a slash at its end. role: "prefill", "decode" or "server". running:
-    requests that the proxy has sent to it and whose answers have not ended. reason: why it is not
-    healthy."""
+    requests that the proxy has sent to it and whose answers have not ended. running_of: how many of
+    them by the engine that the proxy chose. reason: why it is not healthy."""
 
     url: str
     role: str
     is_healthy: bool = False
     reason: str = "not asked yet"
     running: int = 0
+    running_of: Counter[int] = field(default_factory=Counter, repr=False)
     requests: int = 0
     failures: int = 0
     order: int = field(default=0, repr=False)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Count one request while the block runs."""
+    def working(self, rank: int | None = None) -> Iterator[None]:
+        """Count one request while the block runs. rank: of the engine that the proxy chose."""
         self.running += 1
         self.requests += 1
+        chosen = [] if rank is None else [rank]
+        self.running_of.update(chosen)
         try:
             yield
         finally:
             self.running -= 1
+            self.running_of.subtract(chosen)
 
     def failed(self, reason: str) -> None:
         """The server cannot be reached. It gets no requests until a health check succeeds."""

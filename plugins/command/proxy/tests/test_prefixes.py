@@ -86,10 +86,10 @@ def test_prefixes_are_those_of_the_engine(steps: list[Any], asked: list[Any]) ->
         prompt = Prompt(tokens, adapter or "base", salt)
         is_known = adapter is None or any(step[1] for step in stored if len(step[0]) >= SIZE)
         expected = cache.length(tokens, adapter if is_known else None, salt)
-        assert prefixes.length(URL, prompt) == expected
-        assert prefixes.length("http://other", prompt) == 0
+        assert prefixes.holder(URL, prompt).length == expected
+        assert prefixes.holder("http://other", prompt).length == 0
     prefixes.follow(ENGINE, [["AllBlocksCleared"]])
-    assert all(prefixes.length(URL, Prompt(step[0])) == 0 for step in stored)
+    assert all(prefixes.holder(URL, Prompt(step[0])).length == 0 for step in stored)
 
 
 def test_other_groups_and_unknown_parents_do_not_count() -> None:
@@ -102,7 +102,36 @@ def test_other_groups_and_unknown_parents_do_not_count() -> None:
         ["BlockRemoved", [99], "GPU"],
     ):
         prefixes.follow(ENGINE, [event])
-    assert prefixes.length(URL, Prompt([1, 2, 3])) == 0
+    assert prefixes.holder(URL, Prompt([1, 2, 3])).length == 0
+
+
+MEDIA = st.sampled_from(["GPU", "CPU"])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["whole", "by its hash", "removed"]), MEDIA, st.integers(1, 3)),
+        max_size=20,
+    )
+)
+def test_blocks_of_several_memories(steps: list[tuple[str, str, int]]) -> None:
+    """A block is there as long as one memory has it. vLLM names blocks of slower memories by their
+    hashes only, which says nothing of blocks that are not known."""
+    prefixes = Prefixes()
+    media: dict[int, set[str]] = {1: set(), 2: set(), 3: set()}
+    for what, medium, number in steps:
+        if what == "removed":
+            prefixes.follow(ENGINE, [["BlockRemoved", [number], medium]])
+            media[number].discard(medium)
+            continue
+        is_whole = what == "whole"
+        tokens = [number, number] if is_whole else []
+        prefixes.follow(ENGINE, [["BlockStored", [number], None, tokens, 2, None, medium, None]])
+        if is_whole or media[number]:
+            media[number].add(medium)
+    assert known(prefixes, 1, 2, 3) == [bool(media[number]) for number in (1, 2, 3)]
+    prefixes.follow(ENGINE, [["BlockRemoved", [1, 2, 3], None]])
+    assert known(prefixes, 1, 2, 3) == [False] * 3
 
 
 def payload(*events: Any) -> bytes:
@@ -114,7 +143,7 @@ def stored(number: int) -> bytes:
 
 
 def known(prefixes: Prefixes, *numbers: int) -> list[bool]:
-    return [prefixes.length(URL, Prompt([number, number])) == 2 for number in numbers]
+    return [prefixes.holder(URL, Prompt([number, number])).length == 2 for number in numbers]
 
 
 def test_lost_batches_and_a_new_engine() -> None:
@@ -180,6 +209,6 @@ def test_a_server_has_what_one_of_its_engines_has() -> None:
     other = Engine(URL, "tcp://other:2")
     prefixes.follow(ENGINE, [["BlockStored", [1], None, [1, 2], 2, None, "GPU", None]])
     prefixes.follow(other, [["BlockStored", [1, 2], None, [1, 2, 3, 4], 2, None, "GPU", None]])
-    assert prefixes.length(URL, Prompt([1, 2, 3, 4, 5])) == 4
+    assert prefixes.holder(URL, Prompt([1, 2, 3, 4, 5])).length == 4
     prefixes.follow(other, [["AllBlocksCleared"]])
-    assert prefixes.length(URL, Prompt([1, 2, 3, 4, 5])) == 2
+    assert prefixes.holder(URL, Prompt([1, 2, 3, 4, 5])).length == 2

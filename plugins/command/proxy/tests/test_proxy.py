@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from pegboard_command_proxy.app import Proxied, build_app
-from pegboard_command_proxy.choice import policy
+from pegboard_command_proxy.choice import Choice, policy
 from pegboard_command_proxy.command import Proxy, make_parser, read_servers, read_sources
 from pegboard_command_proxy.disaggregated import Disaggregated
 from pegboard_command_proxy.forward import Forwarder
@@ -301,7 +302,8 @@ def test_the_server_with_least_work() -> None:
     world = World("least_loaded", server1=good, server2=good)
     with world.servers[0].working():
         choose = policy("least_loaded", world.prefixes)
-        assert [choose(world.servers, None) for _ in range(2)] == [world.servers[1]] * 2
+        chosen = [choose(world.servers, None) for _ in range(2)]
+        assert chosen == [Choice(world.servers[1])] * 2
 
 
 # --- prefill and decode ---------------------------------------------------------------------------
@@ -402,8 +404,71 @@ def test_a_busy_server_does_not_get_all_requests_of_a_prefix() -> None:
     chosen = []
     for running in (8, 9):
         world.servers[1].running = running
-        chosen.append(choose(world.servers, prompt).url)
+        chosen.append(choose(world.servers, prompt).server.url)
     assert chosen == ["http://server2", "http://server1"]
+
+
+RANK = "x-data-parallel-rank"
+
+
+def two_engines(behaviour: Behave) -> World:
+    """One server. Its engine 1 has a prefix of the prompt, and engine 0 has another one."""
+    world = World("prefix_aware", server1=behaviour)
+    for rank, tokens in enumerate(([9, 9], [1, 2])):
+        stored = ["BlockStored", [rank], None, tokens, 2, None, "GPU", None]
+        world.prefixes.follow(Engine("http://server1", f"tcp://a:{rank}"), [stored], rank)
+    return world
+
+
+def test_the_engine_that_has_the_prefix() -> None:
+    """The server decides if no engine has one, and a client may name an engine itself."""
+    world = two_engines(good)
+    for tokens, headers in (
+        ([1, 2, 3], {}),
+        ([9, 9, 3], {}),
+        ([5, 5, 5], {}),
+        ([1, 2, 3], {RANK: "0"}),
+    ):
+        body = {"prompt": tokens}
+        assert world.send("POST", "/v1/completions", json=body, headers=headers).status_code == 200
+    assert [headers.get(RANK) for *_, headers in world.asked] == ["1", "0", None, "0"]
+
+
+def test_the_only_known_engine_is_not_named() -> None:
+    world = World("prefix_aware", server1=good)
+    stored = ["BlockStored", [11], None, [1, 2], 2, None, "GPU", None]
+    world.prefixes.follow(Engine("http://server1", "tcp://a:1"), [stored], 0)
+    assert world.complete(prompt=[1, 2, 3]).status_code == 200
+    assert RANK not in world.asked[0][3]
+
+
+def test_an_engine_that_has_gone() -> None:
+    """The server refuses its number, and is asked without it. A refusal of the request itself is
+    the answer."""
+
+    def one_engine(request: httpx.Request) -> httpx.Response:
+        is_wrong = RANK in request.headers or b"odd" in request.content
+        return httpx.Response(400, json={"error": {}}) if is_wrong else good(request)
+
+    world = two_engines(one_engine)
+    assert world.complete(prompt=[1, 2, 3]).status_code == 200
+    assert world.complete(prompt=[1, 2, 3], odd=1).status_code == 400
+    assert [headers.get(RANK) for *_, headers in world.asked] == ["1", None] * 2
+
+
+def test_a_busy_engine_does_not_get_all_requests_of_a_prefix() -> None:
+    world = two_engines(good)
+    (server,) = world.servers
+    choose = policy("prefix_aware", world.prefixes)
+    ranks = []
+    with ExitStack() as work:
+        for _ in range(10):
+            chosen, rank = choose(world.servers, Prompt([1, 2, 3]))
+            assert chosen is server
+            work.enter_context(server.working(rank))
+            ranks.append(rank)
+    assert ranks == [1] * 9 + [None]
+    assert choose(world.servers, Prompt([1, 2, 3])) == Choice(server, 1)
 
 
 def test_prompts_that_cannot_be_counted_out_go_to_any_server() -> None:
