@@ -181,6 +181,86 @@ def test_the_first_config_of_nomic(
         check_vectors(llm, model, tokenizer, ["w1 w2 w3", "w4 w5"])
 
 
+class NomicExperts(torch.nn.Module):
+    """Experts without gates, of which each token has the two best (Nussbaum and Duderstadt 2025).
+    The weights of the chosen ones do not add up to 1."""
+
+    def __init__(self, hidden: int, width: int, count: int) -> None:
+        super().__init__()
+        self.router = torch.nn.Linear(hidden, count, bias=False)
+        self.w1, self.w2 = (
+            torch.nn.Parameter(torch.randn(count, width, hidden) * 0.3) for _ in range(2)
+        )
+        self.bias = torch.nn.Parameter(torch.randn(hidden))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        every = torch.einsum("bth,efh->btef", x, self.w1)
+        every = torch.einsum("btef,efh->bteh", torch.nn.functional.gelu(every), self.w2)
+        picked = every.gather(2, chosen.unsqueeze(-1).expand(*chosen.shape, x.shape[-1]))
+        return (picked * weights.unsqueeze(-1)).sum(2) + self.bias
+
+
+def with_experts(model: Any, folder: Path) -> None:
+    """Give every other layer experts and the others a block without a gate, and all linear layers
+    biases. Write the tensors with the names of the model's first code."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = {name: x for name, x in load_file(path).items() if "mlp" not in name}
+    for index, layer in enumerate(model.layers):
+        place = f"encoder.layers.{index}"
+        attention = layer.self_attn
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+            projection.bias = torch.nn.Parameter(torch.randn(32) * 0.3)
+        qkv = [attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias]
+        tensors[f"{place}.attn.Wqkv.bias"] = torch.cat([bias.detach() for bias in qkv])
+        tensors[f"{place}.attn.out_proj.bias"] = attention.o_proj.bias.detach()
+        if index % 2:
+            experts = layer.mlp = NomicExperts(32, 48, 4)
+            mine = {
+                "router.layer.weight": experts.router.weight,
+                "experts.mlp.w1": experts.w1.flatten(0, 1),
+                "experts.mlp.w2": experts.w2.flatten(0, 1),
+                "experts.bias": experts.bias,
+            }
+        else:
+            up = torch.nn.Linear(32, 48)
+            down = torch.nn.Linear(48, 32)
+            layer.mlp = torch.nn.Sequential(up, torch.nn.GELU(), down)
+            mine = {
+                f"{name}.{kind}": getattr(part, kind)
+                for name, part in (("fc1", up), ("fc2", down))
+                for kind in ("weight", "bias")
+            }
+        tensors |= {f"{place}.mlp.{name}": x.detach().contiguous() for name, x in mine.items()}
+    save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_of_nomic(
+    ranks: int, write: Callable[..., Any], open_encoder: Callable[..., LLM]
+) -> None:
+    folder, model, tokenizer = write("NomicBert")
+    with_experts(model, folder)
+    config = {
+        **NOMIC_NAMES,
+        **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+        "activation_function": "gelu",
+        "moe_every_n_layers": 2,
+        "moe_top_k": 2,
+        "num_experts": 4,
+        "moe_normalize_expert_weights": False,
+        "expert_choice_router": False,
+        "num_shared_experts": 0,
+        "ffn_div": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    with open_encoder(folder, tensor_parallel_size=ranks) as llm:
+        assert ranks > 1 or is_recorded(llm)
+        check_vectors(llm, model, tokenizer)
+
+
 def test_the_first_config_of_gte(
     write: Callable[..., Any], open_encoder: Callable[..., LLM]
 ) -> None:
@@ -262,8 +342,9 @@ def test_variants_that_are_refused(
             ({"hidden_activation": "mish"}, "unknown activation 'mish'"),
         ],
         "NomicBert": [
-            ({"moe_every_n_layers": 2}, "with experts"),
-            ({"activation_function": "gelu"}, "only gates are supported"),
+            ({"moe_every_n_layers": 2}, "experts are supported with gelu"),
+            ({"activation_function": "elu"}, "activation_function is 'elu'; expected one of"),
+            ({"num_shared_experts": 1}, "num_shared_experts=1; only 0 is supported"),
             ({"prenorm": True}, "prenorm=True; only False is supported"),
             ({"rotary_emb_fraction": 0.0}, "rotary_emb_fraction is 0.0"),
         ],

@@ -215,12 +215,12 @@ def wkv(
     tokens, blocks, is_new = _single(rows)
     if len(blocks):
         past = _past_sums(state[blocks], is_new[:, None])
-        own = key[tokens] + first
-        now, new = key[tokens], torch.stack((wide[tokens], torch.ones_like(wide[tokens])), -1)
-        total = _add_sums(past, new, own)
+        exponent = key[tokens]
+        new = torch.stack((wide[tokens], torch.ones_like(wide[tokens])), -1)
+        total = _add_sums(past, new, exponent + first)
         out[tokens] = total[..., 0] / total[..., 1]
         past[..., 2] += decay
-        _store(_add_sums(past, new, now), state, blocks, rows)
+        _store(_add_sums(past, new, exponent), state, blocks, rows)
     for tokens, block, is_new in rows.longer():
         past = _past_sums(state[block], is_new[:, None])[0]
         for start in range(tokens.start, tokens.stop, WKV_CHUNK):

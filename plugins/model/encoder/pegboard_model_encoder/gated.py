@@ -1,6 +1,6 @@
-"""Encoders with gates, rotated positions, and norms after their blocks.
+"""Encoders with rotated positions, most with gates, and with norms after their blocks.
 
-Nomic    nomic-embed-text (Nussbaum et al. 2024), without experts
+Nomic    nomic-embed-text (Nussbaum et al. 2024), also with experts and then without gates (v2)
 Gte      gte-multilingual, gte-en-v1.5 and arctic-embed-m-v2.0 (Zhang et al. 2024)
 
 A checkpoint has the names of the model's first code, or those of transformers.
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Embedding, LayerNorm, Linear, Rope, Rotation, read, size_of
+from pegboard.ops.experts import RouterRule
 from pegboard_model_encoder.bert import num_labels
+from pegboard_model_encoder.experts import ExpertMLP, ExpertSizes, PlainMLP
 from pegboard_model_encoder.parts import (
     GatedMLP,
     RotatedAttention,
@@ -49,7 +51,7 @@ class Names:
 class Sizes:
     """What the config says. biases: whether each of these has one: queries, keys and values, the
     result of attention, the first matrices of the feed-forward block, the last one. rotary_dim:
-    channels of a head that are rotated. longest: in tokens."""
+    channels of a head that are rotated. longest: in tokens. experts: None = no layer has them."""
 
     vocab_size: int
     hidden_size: int
@@ -62,6 +64,8 @@ class Sizes:
     biases: tuple[bool, bool, bool, bool]
     rotary_dim: int
     longest: int
+    is_gated: bool = True
+    experts: ExpertSizes | None = None
 
 
 @dataclass(frozen=True)
@@ -134,15 +138,7 @@ class GatedLayer(nn.Module):
             out=names.out,
             biases=sizes.biases[:2],
         )
-        self.mlp = GatedMLP(
-            build,
-            hidden,
-            sizes.intermediate_size,
-            sizes.activation,
-            names=names.mlp,
-            biases=sizes.biases[2:],
-            gate_is_last=names.gate_is_last,
-        )
+        self.mlp = feed_forward(build, index, sizes, names)
         self.attention_norm, self.last_norm = (
             LayerNorm(build.at(name), hidden, sizes.eps) for name in names.norms
         )
@@ -151,6 +147,20 @@ class GatedLayer(nn.Module):
         hidden, _ = self.attention_norm.add(self.attention.forward(hidden, rotation), hidden)
         result: Tensor = self.last_norm.add(self.mlp.forward(hidden), hidden)[0]
         return result
+
+
+def feed_forward(
+    build: Build, index: int, sizes: Sizes, names: Names
+) -> GatedMLP | PlainMLP | ExpertMLP:
+    """Return the feed-forward block of layer `index`."""
+    given = build, sizes.hidden_size, sizes.intermediate_size, sizes.activation
+    if sizes.experts is not None and sizes.experts.are_in(index):
+        return ExpertMLP(*given, sizes.experts)
+    if not sizes.is_gated:
+        return PlainMLP(*given, sizes.biases[2:])
+    return GatedMLP(
+        *given, names=names.mlp, biases=sizes.biases[2:], gate_is_last=names.gate_is_last
+    )
 
 
 class Classifier(Gated):
@@ -194,10 +204,12 @@ def common(config: Mapping[str, Any], activation: str, num_types: int) -> dict[s
     }
 
 
+FUNCTIONS = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid", "gelu": "gelu"}
+"""`activation_function` of Nomic's first code → the function. The last one has no gate."""
+
+
 def nomic_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """See `Family.standard`."""
-    if read(config, "moe_every_n_layers", int):
-        raise ModelError("NomicBertModel with experts (moe_every_n_layers) is not supported")
     refuse(
         config,
         prenorm=False,
@@ -208,6 +220,9 @@ def nomic_config(config: Mapping[str, Any]) -> dict[str, Any]:
         rotary_emb_scale_base=None,
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
+        expert_choice_router=False,
+        num_shared_experts=0,
+        ffn_div=1,
     )
     names = {
         "hidden_size": "n_embd",
@@ -221,13 +236,11 @@ def nomic_config(config: Mapping[str, Any]) -> dict[str, Any]:
     named = {name: config[theirs] for name, theirs in names.items() if theirs in config}
     function = read(config, "activation_function", str)
     if function is not None:
-        gates = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
-        if function not in gates:
+        if function not in FUNCTIONS:
             raise ModelError(
-                f"activation_function is {function!r:.60}; only gates are supported: "
-                f"{', '.join(gates)}"
+                f"activation_function is {function!r:.60}; expected one of {', '.join(FUNCTIONS)}"
             )
-        named["hidden_act"] = gates[function]
+        named["hidden_act"] = FUNCTIONS[function]
     base = named.get("rope_theta") or config.get("rope_theta") or 1000.0
     return {**config, **named, "rope_theta": base}
 
@@ -250,7 +263,29 @@ def nomic_sizes(config: Mapping[str, Any]) -> Sizes:
     attention = flag_of(config, "qkv_proj_bias", False)
     first = flag_of(config, "mlp_fc1_bias", False)
     last = flag_of(config, "mlp_fc2_bias", False)
-    return Sizes(**sizes, biases=(attention, attention, first, last), rotary_dim=rotary_dim)
+    every = read(config, "moe_every_n_layers", int) or 0
+    return Sizes(
+        **sizes,
+        biases=(attention, attention, first, last),
+        rotary_dim=rotary_dim,
+        is_gated=read(config, "activation_function", str) != "gelu",
+        experts=nomic_experts(config, every) if every else None,
+    )
+
+
+def nomic_experts(config: Mapping[str, Any], every: int) -> ExpertSizes:
+    """Return what a config with `moe_every_n_layers` says. Raises ModelError if the experts have
+    gates."""
+    if read(config, "activation_function", str) != "gelu":
+        raise ModelError(
+            f"moe_every_n_layers is {every}, and activation_function is "
+            f"{config.get('activation_function')!r:.60}; experts are supported with gelu"
+        )
+    rule = RouterRule(
+        size_of(config, "moe_top_k"),
+        renormalize=flag_of(config, "moe_normalize_expert_weights", False),
+    )
+    return ExpertSizes(every, size_of(config, "num_experts"), rule)
 
 
 def gte_config(config: Mapping[str, Any]) -> dict[str, Any]:
